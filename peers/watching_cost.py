@@ -24,7 +24,7 @@ from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.model.cost.costs import Features
-from ridgeline.server.observe.trace_buffer import TraceBuffer
+from ridgeline.serve.observe.trace_buffer import TraceBuffer
 
 _UNKNOWN = StepTime((1, 64), (3e-3, 20e-3), 3e-4, 0.0, 0.0, 0.0, 0.0)
 

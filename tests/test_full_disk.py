@@ -20,7 +20,7 @@ from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.system.machine import DiskFull, free_bytes
 from tests.cli.test_main import ridgeline
 from tests.engine.test_llm import write_model
-from tests.server.serving import serving
+from tests.serve.serving import serving
 
 NO_SPACE = "No space left on device"
 

@@ -81,7 +81,7 @@ def test_no_room_below_foresight_is_missing_in_its_contract() -> None:
 
 def test_the_server_reads_values_of_its_engine_and_none_of_its_parts() -> None:
     """What a contract of imports cannot see: a way through attributes, such as engine.scheduler."""
-    for path in sorted((PACKAGE / "server").rglob("*.py")):
+    for path in sorted((PACKAGE / "serve").rglob("*.py")):
         if path.parent.name == "engine":
             continue
         nodes = ast.walk(ast.parse(path.read_text()))
@@ -154,7 +154,7 @@ def test_a_lane_has_the_room_and_all_that_imports_it() -> None:
     done = subprocess.run([*command, "planner"], capture_output=True, text=True, check=True)
     files = set(done.stdout.split())
     folders = {file.split("/")[1] for file in files}
-    assert {"planner", "bench", "server", "cli"} <= folders
+    assert {"planner", "bench", "serve", "cli"} <= folders
     assert {"core", "parity"}.isdisjoint(folders)
     assert "tests/model/hub/test_outline.py" in files  # it stands elsewhere, and plans
     refused = subprocess.run([*command, "panner"], capture_output=True, text=True, check=False)

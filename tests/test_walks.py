@@ -11,14 +11,14 @@ from tests.walks import PACKAGE, modules_named
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-SERVER = PACKAGE / "server"
+SERVER = PACKAGE / "serve"
 MOST_VISITS = 25, 25, 39  # of a plan, of weights, and of weights by way of a file
 # What ``reply`` and ``prepare`` name that decides nothing there: types, constants, errors, threads,
 # counters, and the parts that are handed on.
 NO_DECISION = {
-    *("trust/receipts/signing", "core", "engine/kv_disk", "server/http", "server/observe"),
-    *("server/deadlines/field", "server/dialects/dialect", "server/engine/interface"),
-    *("server/guards/all", "server/guards/choice", "server/receipts/route", "text"),
+    *("trust/receipts/signing", "core", "engine/kv_disk", "serve/http", "serve/observe"),
+    *("serve/deadlines/field", "serve/dialects/dialect", "serve/engine/interface"),
+    *("trust/guards/all", "trust/guards/choice", "trust/receipts/http/route", "text"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.real_models import real_model
-from tests.server.serving import serving
+from tests.serve.serving import serving
 
 pytestmark = pytest.mark.engine
 CODER = "qwen2.5-coder:0.5b"

@@ -14,7 +14,7 @@ from ridgeline.core.decoding.policies import Orca
 from ridgeline.model.files.safetensors_dir import load_directory
 from ridgeline.model.files.tensors import ModelFileError
 from tests.model.files.encoders import HIDDEN, POSITIONS, write_encoder
-from tests.server.serving import Served, serving
+from tests.serve.serving import Served, serving
 
 TEXTS = ["The quick brown fox.", "jumps", "Over the lazy dog, and back again. " * 3, "fox"]
 OPTIONS = {"kv_cache_memory": "1MiB"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.oracles import MARK, Watch, watched
-from tests.server.engine.test_async_engine import post, reset
+from tests.serve.engine.test_async_engine import post, reset
 from tests.waiting import eventually
 
 SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 16}  # so that some wait, and read in pieces

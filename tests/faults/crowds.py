@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 import grpc
 
-from ridgeline.server.http.static import FILES
-from ridgeline.server.triton_grpc.messages import SERVICE
-from ridgeline.server.tunnel.proof import PATH, PROTOCOL
+from ridgeline.serve.http.static import FILES
+from ridgeline.serve.triton_grpc.messages import SERVICE
+from ridgeline.serve.tunnel.proof import PATH, PROTOCOL
 from tests.faults.fleet import are_ready, check_rest, served_alone, servers
 from tests.faults.links import KEY
 from tests.faults.messages import STREAM
@@ -37,7 +37,7 @@ from tests.faults.oracles import Unreachable
 from tests.faults.process import process
 from tests.fleet.test_joined import joined, url_of
 from tests.fleet.test_router import ASK, Routed, routing
-from tests.server.http.test_listening import certificate
+from tests.serve.http.test_listening import certificate
 from tests.waiting import eventually
 
 _MOST_MIB = 72.0  # 64 was wanted; the most that was seen of 4,000 of each kind is 70

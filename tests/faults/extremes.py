@@ -25,17 +25,17 @@ from urllib.parse import quote
 import grpc
 
 from ridgeline.engine.setup.home import default_home
-from ridgeline.server.http.gate import UPLOADS
+from ridgeline.serve.http.gate import UPLOADS
 from tests.faults import messages
 from tests.faults.fields import HOLE, INFER, Fields
 from tests.faults.silence import PROGRAM, Silence
 from tests.fleet.test_router import routing
 from tests.model.cost.published import PUBLISHED
 from tests.own_home import own_home
-from tests.server.conftest import write_coder
-from tests.server.forms import FORM, FORMS, form, pressed_nothing
-from tests.server.serving import JSON
-from tests.server.test_main import cpu_s, process
+from tests.serve.conftest import write_coder
+from tests.serve.forms import FORM, FORMS, form, pressed_nothing
+from tests.serve.serving import JSON
+from tests.serve.test_main import cpu_s, process
 from tests.waiting import connected, free_port
 
 PLAN = "/v1/plan"

@@ -19,13 +19,13 @@ from typing import NamedTuple, get_args
 
 from safetensors.numpy import load_file, save_file
 
-from ridgeline.server.tunnel.proof import Ticket
+from ridgeline.serve.tunnel.proof import Ticket
 from tests.faults.fleet import are_ready, check_rest, served_alone, servers, under_load
 from tests.fleet.test_joined import joined, raw, url_of
 from tests.fleet.test_replicas import WISH
 from tests.fleet.test_router import Routed, routing
 from tests.fleet.wire import Fault, Wire, wire
-from tests.server.serving import JSON
+from tests.serve.serving import JSON
 from tests.waiting import PATIENCE_S, connected, eventually, free_port
 
 ENDLESS = WISH | {"model": "model", "n": 64, "stream": False}

@@ -22,7 +22,7 @@ from ridgeline.system.machine import memory_of
 from tests.faults.fleet import are_ready, pids, servers, two_servers
 from tests.faults.links import two_machines
 from tests.fleet.test_router import LONG, Routed
-from tests.server.serving import JSON
+from tests.serve.serving import JSON
 from tests.waiting import connected, eventually
 
 _ASK: dict[str, Any] = {"prompt": "one two", "max_tokens": 40, "ignore_eos": True, "seed": 1}

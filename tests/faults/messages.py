@@ -19,8 +19,8 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message_factory import GetMessageClass
 
-from ridgeline.server.dialects.triton.tensors import pack
-from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
+from ridgeline.serve.dialects.triton.tensors import pack
+from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE
 
 STREAM = "ModelStreamInfer"
 METHODS = (STREAM, *(name.removesuffix("Request") for name in CLASSES if name.endswith("Request")))

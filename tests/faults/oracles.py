@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.records import Record, RequestRecord
-from tests.server.serving import JSON, Served, serving, without_signs
+from tests.serve.serving import JSON, Served, serving, without_signs
 from tests.waiting import PATIENCE_S, eventually
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from ridgeline.server.tunnel.spot import URL
+from ridgeline.serve.tunnel.spot import URL
 from tests.faults.fleet import check_rest, servers
 from tests.faults.links import KEY
 from tests.fleet.test_joined import joined, url_of
 from tests.fleet.test_router import Routed, routing
-from tests.server.serving import JSON
-from tests.server.tunnel.clouds import serving_cloud
+from tests.serve.serving import JSON
+from tests.serve.tunnel.clouds import serving_cloud
 from tests.waiting import PATIENCE_S, eventually
 
 _CLOUDS = ("aws", "azure", "gcp")

@@ -23,9 +23,9 @@ from ridgeline.text.child import NUM_PROCESSES
 from tests.faults.hostile import PATHS, mutated
 from tests.faults.oracles import COMPLETE, check_body, chunks_of
 from tests.faults.source import FORBIDDEN_MODULES, findings
-from tests.server.engine.test_async_engine import post, rest
-from tests.server.http.test_http_limits import talk
-from tests.server.serving import JSON, serving
+from tests.serve.engine.test_async_engine import post, rest
+from tests.serve.http.test_http_limits import talk
+from tests.serve.serving import JSON, serving
 from tests.waiting import PATIENCE_S, connected, eventually, started
 
 _START = """
@@ -182,7 +182,7 @@ def t33(model: Path, count: int, rng: random.Random) -> str:
     found = findings(Path(ridgeline.__file__).parent)
     assert not found, found
     loaded = subprocess.run(
-        [sys.executable, "-c", "import ridgeline.server.main, sys; print(*sys.modules)"],
+        [sys.executable, "-c", "import ridgeline.serve.main, sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,

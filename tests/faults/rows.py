@@ -146,5 +146,5 @@ LEFT_OUT = {
     "T60": "replicas started anew behind a proxy: behind our router that is F06; how a process "
     "ends with requests in flight is T26's",
     "T62": "rules on what an answer may say: forced to forbidden text over all routes in "
-    "tests/server/rules; what stop strings hold back is T25's",
+    "tests/trust/rules; what stop strings hold back is T25's",
 }

@@ -12,10 +12,10 @@ from typing import Any
 from unittest.mock import patch
 
 from ridgeline.core.cache.kvcache import hash_block
-from ridgeline.server.http.keys import Keys
+from ridgeline.serve.http.keys import Keys
 from tests.faults.engine import all_of, alone, answer_of, some_body
 from tests.faults.oracles import COMPLETE, watched
-from tests.server.serving import serving
+from tests.serve.serving import serving
 from tests.waiting import PATIENCE_S
 
 NAMES = ("alpha", "beta", "gamma")

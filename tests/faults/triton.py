@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 
-from ridgeline.server.dialects.triton.tensors import pack
-from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
+from ridgeline.serve.dialects.triton.tensors import pack
+from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE
 from tests.faults.fleet import servers, two_servers
 from tests.fleet.test_router import Routed
 from tests.waiting import PATIENCE_S

@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from schemathesis import GenerationMode
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.server.plans.routes import PlanRequest
+from ridgeline.serve.plans.routes import PlanRequest
 from tests.core.test_any_history import Core
 from tests.engine.test_llm import HELLO, POISON
 from tests.faults import clients
@@ -27,8 +27,8 @@ from tests.faults.engine import some_body
 from tests.faults.oracles import CHAT, COMPLETE, Watch, check_body, watched
 from tests.faults.process import process, send
 from tests.model.files.tiny import CONFIG
-from tests.server.conftest import write_coder
-from tests.server.test_openapi import (
+from tests.serve.conftest import write_coder
+from tests.serve.test_openapi import (
     OPERATIONS,
     has_body,
     test_what_the_document_allows_and_forbids,

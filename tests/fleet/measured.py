@@ -25,7 +25,7 @@ from typing import Any
 
 from tests.fleet.test_joined import joined
 from tests.fleet.test_router import Routed, routing
-from tests.server.tunnel.clouds import serving_cloud
+from tests.serve.tunnel.clouds import serving_cloud
 from tests.waiting import eventually
 
 _EVENT = b"data: {"

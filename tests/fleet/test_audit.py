@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ridgeline.server.audit.check import check, compare, logs_in
-from ridgeline.server.audit.lines import files_of, read_key
+from ridgeline.trust.audit.check import check, compare, logs_in
+from ridgeline.trust.audit.lines import files_of, read_key
 from tests.fleet.test_router import ASK, routing
 from tests.waiting import eventually
 

@@ -14,7 +14,7 @@ from openai import NotFoundError, OpenAI
 from ridgeline.engine.setup.home import default_home
 from tests.fleet.test_router import ASK, Routed, routing
 from tests.own_home import own_home
-from tests.server.batches.test_batches import begun, counts, ended, line, lines_of
+from tests.serve.batches.test_batches import begun, counts, ended, line, lines_of
 from tests.waiting import PATIENCE_S, eventually
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.test_router import routing
-from tests.server.guards.models import write_guard
-from tests.server.serving import serving
+from tests.serve.serving import serving
+from tests.trust.guards.models import write_guard
 
 TEXTS = ["The cat", "the dog said hello"]
 RULES = """

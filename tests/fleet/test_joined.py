@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 
 from ridgeline.cli.commands.fleet import fleet as show_fleet
 from ridgeline.cli.main import app
-from ridgeline.server.tunnel.proof import PATH, PROTOCOL, TICKET, Ticket
+from ridgeline.serve.tunnel.proof import PATH, PROTOCOL, TICKET, Ticket
 from tests.fleet.test_replicas import WISH, Answers, answered, streamed, table
 from tests.fleet.test_router import Routed, routing
 from tests.fleet.wire import wire
-from tests.server.http.test_listening import pems  # noqa: F401
-from tests.server.page.browsing import find, keep, texts
+from tests.serve.http.test_listening import pems  # noqa: F401
+from tests.serve.page.browsing import find, keep, texts
 from tests.waiting import PATIENCE_S, eventually, free_port, started
 
 LIAR = "TEST_FINGERPRINT"

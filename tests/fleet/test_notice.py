@@ -14,12 +14,12 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from ridgeline.cli.main import app
-from ridgeline.server.tunnel.spot import URL
+from ridgeline.serve.tunnel.spot import URL
 from tests.fleet.test_joined import SMALL, key_file, routed, url_of  # noqa: F401
 from tests.fleet.test_replicas import WISH, table
 from tests.fleet.test_router import Routed
-from tests.server.serving import JSON, first_of
-from tests.server.tunnel.clouds import Cloud, serving_cloud
+from tests.serve.serving import JSON, first_of
+from tests.serve.tunnel.clouds import Cloud, serving_cloud
 from tests.waiting import PATIENCE_S, connected, started
 
 NUM_STREAMS = 2

@@ -56,7 +56,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
 def test_ray_is_not_imported_unless_it_places() -> None:
     """Neither by a plain server nor by a router."""
     program = (
-        "import sys, ridgeline.cli.main, ridgeline.server.main, ridgeline.fleet.main\n"
+        "import sys, ridgeline.cli.main, ridgeline.serve.main, ridgeline.fleet.main\n"
         "print([name for name in sys.modules if name.split('.')[0] == 'ray'])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -17,8 +17,8 @@ from selenium.webdriver import Chrome
 
 from ridgeline.cli.commands.fleet import fleet as show_fleet
 from tests.fleet.test_router import ASK, LONG, Routed, routing
-from tests.server.page.browsing import find, keep, texts
-from tests.server.serving import JSON, first_of
+from tests.serve.page.browsing import find, keep, texts
+from tests.serve.serving import JSON, first_of
 from tests.waiting import connected, eventually
 
 WISH = LONG | {"model": "a", "n": 16, "temperature": 0.8, "seed": 5, "logprobs": 5}

@@ -27,9 +27,9 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.cli.main import app
 from ridgeline.fleet.app import POSTS
 from ridgeline.fleet.metrics import merged
-from ridgeline.server.app import new_app
-from tests.server.page.browsing import answer, ask, find, keep, texts
-from tests.server.serving import JSON, first_of, serving, without_signs
+from ridgeline.serve.app import new_app
+from tests.serve.page.browsing import answer, ask, find, keep, texts
+from tests.serve.serving import JSON, first_of, serving, without_signs
 from tests.waiting import PATIENCE_S, connected, eventually, started
 
 ASK = {"prompt": "one two", "max_tokens": 6, "temperature": 0, "ignore_eos": True}

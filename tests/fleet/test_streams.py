@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.test_router import ASK, LONG, Routed, routing
-from tests.server.serving import JSON, first_of
+from tests.serve.serving import JSON, first_of
 from tests.waiting import connected
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from ridgeline.server.dialects.triton.tensors import pack, unpack
-from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
+from ridgeline.serve.dialects.triton.tensors import pack, unpack
+from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE
 from tests.fleet.test_router import ASK, Routed, routed, routing
 
 __all__ = ["routed"]  # a fixture

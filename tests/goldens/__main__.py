@@ -15,8 +15,8 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from tests.answers.tiny_families import write_family
-from tests.server.receipts.asked import TEXT, receipt_of
-from tests.server.serving import serving
+from tests.serve.serving import serving
+from tests.trust.receipts.asked import TEXT, receipt_of
 
 HERE = Path(__file__).parent
 FAMILIES = ("llama3", "gemma3", "qwen3-moe", "lfm2")  # dense, windows, experts, states

@@ -17,7 +17,7 @@ import pytest
 from ridgeline.text import child
 from ridgeline.text.template.renderer import Renderer
 from tests.engine.test_llm import HELLO, write_model
-from tests.server.serving import serving
+from tests.serve.serving import serving
 from tests.waiting import eventually, started
 
 CHAT = "/v1/chat/completions"

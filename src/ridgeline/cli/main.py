@@ -55,7 +55,7 @@ from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import say
 from ridgeline.engine.setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
-from ridgeline.server.http.options import ServeOptions
+from ridgeline.serve.http.options import ServeOptions
 from ridgeline.version import __version__
 
 # What fingers type after other programs, and what does it here.
@@ -265,7 +265,7 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
         _serve_several(names, serving, options)
         return
     (name,) = names
-    from ridgeline.server.main import serve  # its web framework would slow every other command
+    from ridgeline.serve.main import serve  # its web framework would slow every other command
 
     @contextmanager
     def load(is_shared: bool) -> Iterator[LLM]:

@@ -22,7 +22,7 @@ from ridgeline.system.machine import digest_of_sources
 # Of the package: all that stands between a request and its answer.
 _ROOMS = (
     *("model/shape", "model/cost", "model/files"),
-    *("core", "backends", "engine", "text", "trust", "server"),
+    *("core", "backends", "engine", "text", "trust", "serve"),
 )
 _LIBRARIES = {
     "": ("gguf", "jinja2", "llguidance", "numpy", "tokenizers"),

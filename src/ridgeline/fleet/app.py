@@ -32,24 +32,24 @@ from ridgeline.model.files.summary import Summary, summarise
 from ridgeline.model.hub.find import is_hub_name
 from ridgeline.model.hub.pull import pull
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
-from ridgeline.server.aliases import Aliases
-from ridgeline.server.dialects.llamacpp.lm_studio import listed
-from ridgeline.server.dialects.ollama.managing import add_management
-from ridgeline.server.dialects.ollama.models import VERSION, entry, loaded
-from ridgeline.server.http.error_handlers import add_errors
-from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.gate import check_operator
-from ridgeline.server.http.json_body import in_turn
-from ridgeline.server.http.options import parse_seconds
-from ridgeline.server.http.static import FILES
-from ridgeline.server.http.turns import WorkTurns
-from ridgeline.server.plans.routes import add_plans
-from ridgeline.server.service import untagged
+from ridgeline.serve.aliases import Aliases
+from ridgeline.serve.dialects.llamacpp.lm_studio import listed
+from ridgeline.serve.dialects.ollama.managing import add_management
+from ridgeline.serve.dialects.ollama.models import VERSION, entry, loaded
+from ridgeline.serve.http.error_handlers import add_errors
+from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.gate import check_operator
+from ridgeline.serve.http.json_body import in_turn
+from ridgeline.serve.http.options import parse_seconds
+from ridgeline.serve.http.static import FILES
+from ridgeline.serve.http.turns import WorkTurns
+from ridgeline.serve.plans.routes import add_plans
+from ridgeline.serve.service import untagged
 from ridgeline.system.machine import available_bytes
 from ridgeline.version import __version__
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
-    from ridgeline.server.audit.log import AuditLog
+    from ridgeline.trust.audit.log import AuditLog
 
 MODERATIONS = "/v1/moderations"
 POSTS = (  # their bodies name a model

@@ -9,7 +9,7 @@ import httpx2
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import own_name
 from ridgeline.fleet.servers.worker import Worker
-from ridgeline.server.audit.log import AuditLog
+from ridgeline.trust.audit.log import AuditLog
 
 
 async def name_log(log: AuditLog, slot: Slot, worker: Worker) -> None:

@@ -10,14 +10,14 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.fleet.pool import Pool
-from ridgeline.server.batches.background import Batches, store_of
-from ridgeline.server.batches.routes import add_batches
-from ridgeline.server.http.keys import Keys
-from ridgeline.server.http.options import ServeOptions
+from ridgeline.serve.batches.background import Batches, store_of
+from ridgeline.serve.batches.routes import add_batches
+from ridgeline.serve.http.keys import Keys
+from ridgeline.serve.http.options import ServeOptions
 from ridgeline.version import __version__
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
-    from ridgeline.server.audit.log import AuditLog
+    from ridgeline.trust.audit.log import AuditLog
 
 _STORE = "several models"  # no model is called so
 _MOST_AT_ONCE = 16  # requests of a key: a model that needs memory waits until these have ended

@@ -26,23 +26,23 @@ from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.fleet.servers.worker import Worker
 from ridgeline.foresight.routing.scaling import Scaling
-from ridgeline.server.aliases import Aliases
-from ridgeline.server.http.keys import Keys
-from ridgeline.server.http.limits import Limits
-from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
-from ridgeline.server.http.logs import LogWriter, standard_error
-from ridgeline.server.http.options import ServeOptions
-from ridgeline.server.http.strangers import Listener
-from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
-from ridgeline.server.receipts.route import add_receipts, signer_of
-from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
-from ridgeline.server.tunnel.proof import NotTaken
+from ridgeline.serve.aliases import Aliases
+from ridgeline.serve.http.keys import Keys
+from ridgeline.serve.http.limits import Limits
+from ridgeline.serve.http.listening import bind, bind_unix, certificate_settings, unbound
+from ridgeline.serve.http.logs import LogWriter, standard_error
+from ridgeline.serve.http.options import ServeOptions
+from ridgeline.serve.http.strangers import Listener
+from ridgeline.serve.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
+from ridgeline.serve.triton_grpc.port import check_grpc_port, grpc_beside
+from ridgeline.serve.tunnel.proof import NotTaken
 from ridgeline.system.machine import raise_file_limit
 from ridgeline.system.shared_key import read_key
+from ridgeline.trust.receipts.http.route import add_receipts, signer_of
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
-    from ridgeline.server.audit.log import AuditLog
-    from ridgeline.server.rules.file import RulesFile
+    from ridgeline.trust.audit.log import AuditLog
+    from ridgeline.trust.rules.file import RulesFile
 
 _ROUTER = "router"  # the folder of its own audit log
 _KEEP_ALIVE_S, _FOR_EVER = 300.0, -1.0  # defaults: for several models, and for one
@@ -213,7 +213,7 @@ class RunningFleet:
         if self._options.rules is None:
             return None
         # Routers without it need not import this.
-        from ridgeline.server.rules.file import read_rules
+        from ridgeline.trust.rules.file import read_rules
 
         return read_rules(self._options.rules, self.keys.labels)
 
@@ -238,7 +238,7 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     catalogue = Catalogue(models, options.models_dir, options.served_model_name or ())
     if options.audit:
         # Routers without it need not import this.
-        from ridgeline.server.audit.opened import audit_log
+        from ridgeline.trust.audit.opened import audit_log
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     with (

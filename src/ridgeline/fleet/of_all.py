@@ -18,8 +18,8 @@ from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.adapters import LOAD, UNLOAD, NotLoaded
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import STATUS_S, Worker
-from ridgeline.server.http.gate import check_operator
-from ridgeline.server.http.json_body import in_turn
+from ridgeline.serve.http.gate import check_operator
+from ridgeline.serve.http.json_body import in_turn
 
 
 class RunningServers(Protocol):

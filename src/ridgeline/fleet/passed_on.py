@@ -30,11 +30,11 @@ from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import LetGo, Worker
 from ridgeline.foresight.routing.prompt import NOTHING, PromptKeys
-from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.gate import client_left
-from ridgeline.server.tunnel.frames import Frames
-from ridgeline.server.tunnel.journal import is_diverged, spent_in
-from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, SPENT, told
+from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.gate import client_left
+from ridgeline.serve.tunnel.frames import Frames
+from ridgeline.serve.tunnel.journal import is_diverged, spent_in
+from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, SPENT, told
 
 _MAX_FAILED = 8  # attempts in a row without any progress, whatever ended them
 _REST_S = 0.1  # until a server is asked again, or a suspected request looks for its turn

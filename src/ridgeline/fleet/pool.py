@@ -22,11 +22,11 @@ from ridgeline.fleet.servers.slot import ServersPlan, Slot, plan_servers
 from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
 from ridgeline.foresight.routing.prompt import PromptKeys
-from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.limits import Limits
-from ridgeline.server.http.turns import in_thread
-from ridgeline.server.main import TUNNEL_KEY
-from ridgeline.server.tunnel.folder import SocketFolder
+from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.limits import Limits
+from ridgeline.serve.http.turns import in_thread
+from ridgeline.serve.main import TUNNEL_KEY
+from ridgeline.serve.tunnel.folder import SocketFolder
 from ridgeline.system.machine import memory_of
 
 _LOOK_S = 1.0  # between two looks at a model that is in use

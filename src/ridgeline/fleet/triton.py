@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ridgeline.server.dialects.triton.response import VERSION
-from ridgeline.server.dialects.triton.routes import (
+from ridgeline.serve.dialects.triton.response import VERSION
+from ridgeline.serve.dialects.triton.routes import (
     ALL_STATS,
     ANSWERS,
     FACTS,
@@ -24,8 +24,8 @@ from ridgeline.server.dialects.triton.routes import (
     paths,
     server_metadata,
 )
-from ridgeline.server.http.gate import check_operator
-from ridgeline.server.observe.statistics import added
+from ridgeline.serve.http.gate import check_operator
+from ridgeline.serve.observe.statistics import added
 
 
 class Models(Protocol):

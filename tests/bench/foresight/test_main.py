@@ -28,7 +28,7 @@ from ridgeline.core.records import Record, RequestRecord
 from ridgeline.engine.calibration.kept import all_of
 from ridgeline.engine.calibration.known import assume
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
-from tests.server.serving import serving
+from tests.serve.serving import serving
 
 GOLDEN = Path(__file__).with_name("foresight.svg")
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,7 +11,7 @@ from ridgeline.bench.search.slo import RequestSlo
 from tests.bench.scripted import serving as serving_others
 from tests.bench.search.test_main import SHORT, bench_search, document
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
-from tests.server.serving import serving
+from tests.serve.serving import serving
 
 FIRST = [Outcome(0, 0.0, 0.0, 1.0, [0.5], prompt_tokens=60, usage_tokens=20)]
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ridgeline.cli.main import app
-from ridgeline.server.audit.files import LogFiles
-from ridgeline.server.audit.lines import files_of, key_of
+from ridgeline.trust.audit.files import LogFiles
+from ridgeline.trust.audit.lines import files_of, key_of
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ridgeline.model.hub.short_names import SHORT_NAMES
 from ridgeline.system.report import decimal_size
 from tests.engine.test_llm import write_model
 from tests.real_models import real_model
-from tests.server.serving import serving
+from tests.serve.serving import serving
 
 README = (Path(__file__).parents[3] / "README.md").read_text()
 RIDGELINE = Path(sys.executable).parent / "ridgeline"

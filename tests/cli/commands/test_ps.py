@@ -9,8 +9,8 @@ import pytest
 
 from ridgeline.cli.commands.fleet import fleet
 from ridgeline.cli.commands.ps import ps
-from tests.server.http.test_listening import pems  # noqa: F401  (a fixture)
-from tests.server.serving import serving
+from tests.serve.http.test_listening import pems  # noqa: F401  (a fixture)
+from tests.serve.serving import serving
 
 
 def test_it_shows_what_a_server_has(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

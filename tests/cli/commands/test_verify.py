@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from ridgeline.cli.main import app
 from ridgeline.trust.receipts.reading import MOST_BYTES
 from ridgeline.trust.receipts.signing import Signer
-from tests.server.receipts.asked import CHAT, LONG, TEXT, receipt_of, statement_of, stating, written
-from tests.server.serving import serving
+from tests.serve.serving import serving
+from tests.trust.receipts.asked import CHAT, LONG, TEXT, receipt_of, statement_of, stating, written
 
 Made = tuple[dict[str, Any], Path]
 

@@ -26,7 +26,7 @@ from ridgeline.engine.calibration.known import assume, known
 from ridgeline.foresight.step_time.features import StepTime, of_step
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
-from tests.server.serving import StepClock
+from tests.serve.serving import StepClock
 
 # What steps take on a slow machine that is made up: first weights are the limit, then products.
 TRUTH = StepTime((1, 16, 2048), (0.02, 0.025, 1.0), 5e-4, 1e-3, 5e-4, 5e-6, 5e-7)

@@ -15,7 +15,7 @@ from ridgeline.core.records import RequestRecord, StepRecord
 from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.simulator.replay_times import serve_again
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
-from tests.server.serving import serving
+from tests.serve.serving import serving
 from tests.waiting import eventually
 
 Json = dict[str, Any]

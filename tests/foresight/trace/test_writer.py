@@ -13,8 +13,8 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.trace.writer import TraceWriter
 from tests.engine.test_llm import write_model
-from tests.server.engine.test_async_engine import GOOD, answer_of, texts
-from tests.server.serving import serving
+from tests.serve.engine.test_async_engine import GOOD, answer_of, texts
+from tests.serve.serving import serving
 from tests.waiting import PATIENCE_S
 
 FULL = Path("/dev/full")

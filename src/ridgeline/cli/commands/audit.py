@@ -13,7 +13,7 @@ from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.progress import say
 
 if TYPE_CHECKING:
-    from ridgeline.server.audit.check import CheckedLog
+    from ridgeline.trust.audit.check import CheckedLog
 
 _MOST_SHOWN = 20
 
@@ -43,13 +43,13 @@ def verify_command(
     ] = None,
 ) -> None:
     """Say whether a log is as it was written, or where it is not; exit with 1 if it is not."""
-    from ridgeline.server.audit.check import (
+    from ridgeline.trust.audit.check import (
         check,
         compare,
         logs_in,
     )  # this would slow other commands
-    from ridgeline.server.audit.lines import read_key
-    from ridgeline.server.audit.opened import KEY_FILE
+    from ridgeline.trust.audit.lines import read_key
+    from ridgeline.trust.audit.opened import KEY_FILE
 
     found = logs_in(files)
     if head is not None and len(found) > 1:

@@ -13,13 +13,13 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from ridgeline import LLM
-from ridgeline.batch.journal import Journal
-from ridgeline.batch.lines import RequestFile
-from ridgeline.batch.run import Stopped
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.loading import loaded
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import count_bar, say
+from ridgeline.serve.batch_files.journal import Journal
+from ridgeline.serve.batch_files.lines import RequestFile
+from ridgeline.serve.batch_files.run import Stopped
 from ridgeline.system.machine import DiskFull, check_room
 
 _LEAST_LINE_BYTES = 128  # of an answer, or of a reason why there is none
@@ -161,7 +161,7 @@ def _answer(
     answers_all: bool,
     in_order: bool,
 ) -> bool:
-    from ridgeline.server.batches import offline  # its web framework would slow other commands
+    from ridgeline.serve.batches import offline  # its web framework would slow other commands
 
     of = offline.Of(source, name, answers_all)
     journal = Journal(files.journal, offline.identity(llm, of))

@@ -127,8 +127,8 @@ def _drawn(planned: Plan) -> str:
 
 
 def _serve(model: str | None, port: int) -> None:
-    from ridgeline.server.http.options import ServeOptions  # a web framework would slow the command
-    from ridgeline.server.plans.standalone import serve_plans
+    from ridgeline.serve.http.options import ServeOptions  # a web framework would slow the command
+    from ridgeline.serve.plans.standalone import serve_plans
 
     serve_plans(subject_of(model, stores()) if model else None, ServeOptions(port=port))
 

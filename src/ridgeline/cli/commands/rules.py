@@ -29,7 +29,7 @@ def check_command(
     ] = None,
 ) -> None:
     """Say whether a file of rules can be used, and what it does to a text."""
-    from ridgeline.server.rules.file import read_rules  # these would slow every other command
+    from ridgeline.trust.rules.file import read_rules  # these would slow every other command
     from ridgeline.trust.text_rules.answer import TextRule, TextRules, screened
 
     found = read_rules(file)

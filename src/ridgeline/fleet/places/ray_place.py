@@ -23,9 +23,9 @@ from ridgeline.fleet.places.ray_actor import ServerActor, is_drained
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.foresight.routing.scaling import Scaling
-from ridgeline.server.http.options import ServeOptions
-from ridgeline.server.http.web_server import LOOPBACK
-from ridgeline.server.tunnel.joining import PLACED_AS
+from ridgeline.serve.http.options import ServeOptions
+from ridgeline.serve.http.web_server import LOOPBACK
+from ridgeline.serve.tunnel.joining import PLACED_AS
 
 _LOOK_S = 1.0  # between two looks at the load
 _WAITING_S = 10.0  # after which the log says that a server waits for a place

@@ -16,8 +16,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from ridgeline.server.http.errors import ApiError
-from ridgeline.server.tunnel.proof import (
+from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.tunnel.proof import (
     FOREIGN,
     GREETING_S,
     LINE_BYTES,

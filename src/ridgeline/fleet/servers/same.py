@@ -17,7 +17,7 @@ from ridgeline.fleet.servers.adapters import NotLoaded, SharedAdapters
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import Worker, json_of
-from ridgeline.server.tunnel.proof import NotTaken
+from ridgeline.serve.tunnel.proof import NotTaken
 from ridgeline.version import __version__
 
 _REST_S = 0.1  # while no server of ours can be asked

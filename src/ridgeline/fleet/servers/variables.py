@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ridgeline.engine.setup.options import Options
-from ridgeline.server.http.options import ServeOptions
+from ridgeline.serve.http.options import ServeOptions
 from ridgeline.system.machine import folder_name
 
 _OF_ROUTER = (  # flags that are not for its models: only it can reach them, and it counts

@@ -24,9 +24,9 @@ import httpx2
 from ridgeline.fleet.servers.child import ChildProcess
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.link import ServerLink
-from ridgeline.server.http.errors import LEAVING
-from ridgeline.server.main import TUNNEL_KEY
-from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
+from ridgeline.serve.http.errors import LEAVING
+from ridgeline.serve.main import TUNNEL_KEY
+from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, told
 from ridgeline.system.machine import Memory
 
 Loaded = tuple[str, int]  # an adapter: its path, and which reading of it this is

@@ -1,0 +1,1 @@
+"""HTTP: the edge, answers in five dialects, deadlines, batches and the pages, over one engine."""

@@ -1,0 +1,72 @@
+"""A batch of a user's own: a model, a file of requests and a file of answers; no socket.
+
+The requests are asked of the routes of a server, which has no address and no other caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ridgeline.engine.llm import LLM
+from ridgeline.serve.answering import Answering
+from ridgeline.serve.batch_files.journal import Journal
+from ridgeline.serve.batch_files.lines import RequestFile
+from ridgeline.serve.batch_files.run import BatchRun
+from ridgeline.serve.batches.local_client import LocalClient
+from ridgeline.serve.http.keys import ANYONE, Keys
+from ridgeline.serve.http.options import ServeOptions
+
+_MOST_AT_ONCE = 1024
+
+
+class Of(NamedTuple):
+    """What is to be answered.
+
+    Attributes:
+        source: the requests.
+        name: the model that requests may name.
+        answers_all: whether it answers those that name another one.
+    """
+
+    source: RequestFile
+    name: str
+    answers_all: bool
+
+
+def identity(llm: LLM, of: Of) -> dict[str, object]:
+    """Return what must be the same for a batch to go on."""
+    return {"input": of.source.digest(), "model": llm.fingerprint, "seed": llm.config.seed}
+
+
+def answer(llm: LLM, of: Of, journal: Journal, report: Callable[[], object]) -> None:
+    """Answer what ``journal`` has no answer of; ``report`` is called whenever it has more.
+
+    Raises Stopped if the engine fails, and OSError if an answer cannot be kept.
+    """
+    most = min(_MOST_AT_ONCE, 2 * llm.config.max_num_seqs)  # some are prepared while others run
+    options = ServeOptions(max_queued_requests=max(most, 1 << 14))
+
+    async def run() -> None:
+        answering = Answering(llm, of.name, options, Keys((), None))
+        answering.start()
+        adapters = answering.service.loras.names
+
+        def renamed(model: str) -> str | None:
+            return None if of.answers_all and model not in adapters else model
+
+        asking = LocalClient(answering.app, ANYONE, is_background=False, renamed=renamed)
+        batch = BatchRun(
+            journal,
+            asking,
+            name=of.source.digest(),
+            seed=llm.config.seed,
+            most_at_once=most,
+        )
+        try:
+            await batch.run(of.source.lines(), report)
+        finally:
+            await answering.stop()
+
+    asyncio.run(run())

@@ -1,0 +1,70 @@
+"""What is known of one choice of an answer and not shown yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ridgeline.core.decoding.text import HeldEntries
+from ridgeline.core.step import TokenLogprobs
+from ridgeline.text.messages.call_bounds import CALL_BOUNDS
+from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.message import AnswerReader
+
+if TYPE_CHECKING:  # imported only where a server has rules
+    from ridgeline.trust.rules.choice import RuledChoice
+
+FILTERED = "content_filter"  # how an answer ended that a rule has ended
+
+
+@dataclass
+class ChoiceState:
+    """One of the choices: the part of it that is known and not yet shown."""
+
+    index: int
+    reader: AnswerReader
+    ruled: RuledChoice | None = None  # what releases its pieces, if there are rules
+    pieces: list[Piece] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
+    held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
+    num_tokens: int = 0
+    cumulative_logprob: float = 0.0  # if tokens are ranked
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    has_begun: bool = False  # a token came
+    has_role: bool = False  # a chunk of a chat named the role
+    num_calls: int = 0  # shown
+    offset: int = 0  # characters of the tokens shown, for ``text_offset``
+    decode: Callable[[int], str] | None = None
+    token_ids: list[int] | None = None  # where they are asked for: those not shown yet
+    kept: list[Piece] | None = None  # all that was shown, if that is kept
+    has_prompt_ids: bool = False  # a chunk had those of the prompt
+
+    @property
+    def kept_text(self) -> str:
+        """All text that was shown, if that is kept."""
+        return "".join(text for _, text in self.kept or ())
+
+    @property
+    def bound(self) -> str:
+        """Which bound of calls has ended it, if one has."""
+        return str(self.stop_reason) if self.num_calls and self.stop_reason in CALL_BOUNDS else ""
+
+    def refuse(self, says: str) -> ChoiceState:
+        """End it, as a rule says; return itself."""
+        self.pieces += [Piece("refusal", says)] if says else []
+        self.finish_reason, self.stop_reason = FILTERED, None
+        return self
+
+    def show(self) -> list[Piece]:
+        """Return the pieces that are shown now, and then count as shown."""
+        pieces, self.pieces = self.pieces, []
+        if self.kept is not None:
+            self.kept += pieces
+        return pieces
+
+
+def means_of(answers: Iterable[ChoiceState]) -> list[float]:
+    """Return the mean log-probability of each answer's tokens."""
+    return [answer.cumulative_logprob / max(answer.num_tokens, 1) for answer in answers]

@@ -1,0 +1,170 @@
+"""llama.cpp's own routes, and LM Studio's list of models; OpenAI's completions answer them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request
+from pydantic import Discriminator, Tag, TypeAdapter
+from starlette.responses import Response
+
+from ridgeline.serve.dialects.documented import documented
+from ridgeline.serve.dialects.llamacpp.documented import INFILL_CHUNKS, Infilled
+from ridgeline.serve.dialects.llamacpp.infill import (
+    InfillRequest,
+    LlamaCppRequest,
+    LlamaCppWriter,
+    TemplateRequest,
+)
+from ridgeline.serve.dialects.llamacpp.lm_studio import listed
+from ridgeline.serve.dialects.llamacpp.slots import LlamaCppSlots, SlotFile, slot
+from ridgeline.serve.dialects.openai.documented import ERRORS, Completion
+from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.dialects.openai.sampler_list import sampler_list
+from ridgeline.serve.engine.between_steps import between_steps
+from ridgeline.serve.http.gate import own_view
+from ridgeline.serve.http.json_body import in_turn
+from ridgeline.serve.http.request_model import bad_value
+from ridgeline.serve.prompts import Ids
+from ridgeline.serve.service import Service
+from ridgeline.version import __version__
+
+_SLOT_FILE = TypeAdapter(SlotFile)
+
+
+def _kind_of_completion(body: Any) -> str:
+    """Return whose kind of request this is: OpenAI's clients always name a model."""
+    if isinstance(body, dict):
+        return "[openai]" if body.get("model") is not None else "[llama.cpp]"
+    return "[llama.cpp]" if isinstance(body, LlamaCppRequest) else "[openai]"
+
+
+EitherCompletion = Annotated[
+    Annotated[CompletionRequest, Tag("[openai]")] | Annotated[LlamaCppRequest, Tag("[llama.cpp]")],
+    Discriminator(_kind_of_completion),
+]
+
+
+def add_llamacpp(app: FastAPI, service: Service) -> None:
+    """Add the routes to an application."""
+    answered = ERRORS | documented(Infilled, INFILL_CHUNKS)
+    slots = LlamaCppSlots(service.engine, service.kept, service.name)
+
+    def new_writer_of(
+        body: LlamaCppRequest, request: Request, prompts: Sequence[Ids]
+    ) -> partial[LlamaCppWriter]:
+        remember = slots.remembering(request.state.tenant, body.id_slot)
+        return partial(LlamaCppWriter, prompts=prompts, text=service.text, remember=remember)
+
+    @app.post("/infill", responses=answered)
+    async def infill(body: InfillRequest, request: Request) -> Response:
+        """Fill in what stands at the cursor of a text, as llama.cpp does."""
+        service.check_open(body.model)
+        slots.check(body.id_slot)
+        prompt, is_truncated = await service.prompts.of_cursor(body)
+        new_writer = partial(new_writer_of(body, request, [prompt]), is_truncated=is_truncated)
+        param = "input_prefix"
+        return await service.reply(
+            request, body, [prompt], param, is_middle=True, new_writer=new_writer
+        )
+
+    listed = ERRORS | documented(Infilled | list[Infilled], INFILL_CHUNKS)
+
+    @app.post("/completion", responses=listed)
+    async def completion(body: LlamaCppRequest, request: Request) -> Response:
+        """Continue one prompt or many, as llama.cpp does."""
+        service.check_open(body.model)
+        slots.check(body.id_slot)
+        service.check_count(len(body.prompts))
+        prompts = await service.prompts.of_pieces(body)
+        new_writer = new_writer_of(body, request, prompts)
+        return await service.reply(request, body, prompts, "prompt", new_writer=new_writer)
+
+    @app.post("/completions", responses=ERRORS | documented(Completion | Infilled | list[Infilled]))
+    async def either(body: EitherCompletion, request: Request) -> Response:
+        """Continue a prompt: as OpenAI does if a model is named, and else as llama.cpp does."""
+        if isinstance(body, LlamaCppRequest):
+            return await completion(body, request)
+        return await service.complete(body, request)
+
+    @app.post("/apply-template", responses=ERRORS)
+    async def apply_template(body: TemplateRequest) -> dict[str, str]:
+        """Return the prompt that the model's template makes of a conversation, as text."""
+        service.check_open(body.model)
+        return {"prompt": await service.prompts.text_of_chat(body)}
+
+    @app.post("/v1/chat/completions/input_tokens", responses=ERRORS)
+    async def input_tokens(body: ChatRequest) -> dict[str, Any]:
+        """Count the tokens of a conversation's prompt."""
+        service.check_open(body.model)
+        prompt = await service.prompts.of_chat(body)
+        return {"object": "response.input_tokens", "input_tokens": len(prompt)}
+
+    @app.post("/slots/{id_slot}", include_in_schema=False)
+    async def act(id_slot: str, request: Request, action: str = "") -> dict[str, Any]:
+        """Save a slot's prompt and answer in files, have them cached again, or forget them."""
+        data = await request.body() or b"{}"
+        file: SlotFile = await in_turn(request.app.state.work, _SLOT_FILE, data)
+        service.check_open(file.model)
+        if not re.fullmatch("-?[0-9]{1,9}", id_slot):
+            raise bad_value("id_slot", "it must be a number")
+        return await slots.act(request.state.tenant, int(id_slot), action, file)
+
+    _add_state(app, service)
+    _add_lm_studio(app, service)
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @cache
+    def fields() -> list[dict[str, Any]]:
+        """Return the samplers' fields, which are read from a schema: that takes a while."""
+        return sampler_list(service.text.generation_defaults)
+
+    @app.get("/slots", responses=ERRORS)
+    async def slots(request: Request) -> list[dict[str, Any]]:
+        """Say what runs in each slot: to a key what is its own, to operators all."""
+        seen = await between_steps(
+            service.engine, partial(service.engine.view, own_view(request.state))
+        )
+        running = [one for one in seen["sequences"] if one["status"] == "running"]
+        num_slots = service.engine.settings.max_num_seqs
+        return [
+            slot(index, service.max_model_len, running[index] if index < len(running) else None)
+            for index in range(num_slots)
+        ]
+
+    @app.get("/props", responses=ERRORS)
+    async def props() -> dict[str, Any]:
+        """Say what llama.cpp's clients, and the page, ask before their first request."""
+        text = service.text
+        samplers = await service.work.reports.run(fields)
+        given = {one["name"]: one["default"] for one in samplers if one["default"] is not None}
+        seed = service.engine.settings.seed
+        sampling = {**text.generation_defaults, **given, "n_predict": -1, "seed": seed}
+        slots = service.engine.settings.max_num_seqs
+        return {
+            "default_generation_settings": {"n_ctx": service.max_model_len, "params": sampling},
+            "total_slots": slots,
+            "model_alias": service.name,
+            "model_path": service.file_name,
+            "chat_template": text.chat_template.source,
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"ridgeline {__version__}",
+            "is_sleeping": service.naps.level > 0,
+            "reasoning": text.reasoning is not None,
+            "sampling_fields": samplers,
+        }
+
+
+def _add_lm_studio(app: FastAPI, service: Service) -> None:
+    @app.get("/api/v0/models", responses=ERRORS)
+    async def models() -> dict[str, Any]:
+        """List the model as LM Studio does."""
+        summary, max_len = service.summary, service.max_model_len
+        return {
+            "object": "list",
+            "data": [listed(name, summary, max_len) for name in service.names],
+        }

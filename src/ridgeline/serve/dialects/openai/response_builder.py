@@ -1,0 +1,559 @@
+"""The answers to a request while they grow: events become the choices of OpenAI's objects.
+
+One path for both kinds of completion, streamed or whole; they differ in how a piece of text and
+the logprobs of a token are written. It knows nothing of connections.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.core.decoding.text import HeldEntries
+from ridgeline.core.records import RequestRecord
+from ridgeline.core.request import Request
+from ridgeline.core.step import (
+    MASKED_OUT,
+    RULED_OUT,
+    TOO_FEW,
+    Event,
+    FinishReason,
+    TokenLogprobs,
+)
+from ridgeline.engine.outputs import likeliest
+from ridgeline.engine.text_processor import TextProcessor
+from ridgeline.serve.deadlines.promise import Promise
+from ridgeline.serve.dialects.choice_state import FILTERED, ChoiceState, means_of
+from ridgeline.serve.dialects.openai.message import delta_of, message_of
+from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.dialects.openai.tools import is_named
+from ridgeline.serve.dialects.timings import pace_of, timings_of
+from ridgeline.serve.engine.request_stream import Refusal, RequestStream, StreamError, StreamEvent
+from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.message import AnswerReader, MessageForm
+
+if TYPE_CHECKING:  # imported only where a receipt is asked for, or a server has rules
+    from ridgeline.trust.receipts.http.notary import Witness
+    from ridgeline.trust.rules.book import RequestRules
+    from ridgeline.trust.rules.choice import RuledChoice
+    from ridgeline.trust.text_rules.answer import BegunText
+
+Choice = dict[str, Any]
+_LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
+
+
+class ResponseBuilder:
+    """The answers to one request."""
+
+    def __init__(
+        self,
+        text: TextProcessor,
+        body: ChatRequest | CompletionRequest,
+        stream: RequestStream,
+        form: MessageForm | None = None,
+        *,
+        room: int | None = None,
+        rules: RequestRules | None = None,
+        is_constrained: bool = False,
+    ) -> None:
+        """Answer what ``body`` asks; messages are read in ``form``, if there is one.
+
+        ``room`` is what the model's context leaves, where that is less than what was allowed.
+        Nothing that ``rules`` forbid is shown; they cannot change text that ``is_constrained``.
+        """
+        self._rules, self.room = rules, room
+        self._text, self._body, self._stream, self._form = text, body, stream, form
+        self._is_chat, self._echo = isinstance(body, ChatRequest), bool(body.echo)
+        self._hides_reasoning = isinstance(body, ChatRequest) and body.include_reasoning is False
+        # What holds for all pieces is asked of the body once.
+        self._is_empty = body.longest == 0
+        self._tells_ids = bool(body.return_token_ids)
+        self._tells_prompt = self._tells_ids or body.prompt_logprobs is not None
+        self._with_logprobs = stream.params.logprobs is not None
+        self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
+        self._reasons = form is not None and form.reasoning is not None
+        self.is_parallel = form is None or form.is_parallel
+        self.choices = [
+            ChoiceState(i, AnswerReader(form))
+            for i in range(stream.params.num_answers * len(stream.prompts))
+        ]
+        self._begun_by: dict[int, BegunText] = {}  # by prompt
+        for answer in self.choices if rules else ():
+            answer.ruled = self._ruled(answer.index // stream.params.num_answers, is_constrained)
+        self.chosen = self.choices  # those that are shown
+        self.witness: Witness | None = None  # states at the end what the answer is, if asked to
+        self._requests: dict[int, Request] = {}  # by prompt
+        self._digest: bytes | None = None  # of the request, for ids
+        self.records: list[RequestRecord] = []
+        self._end_s: dict[int, float] = {}  # by prompt
+        self.promise: Promise | None = None
+
+    def take_chunks(self, event: StreamEvent) -> list[Choice]:
+        """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
+        answer = self.take(event)
+        return self._chunks(answer) if answer else []
+
+    def take_written(self, event: StreamEvent, write: Callable[[Choice], bytes]) -> list[bytes]:
+        """Take an event; return a stream's chunks as ``write`` has them. Raises StreamError."""
+        if self._body.stream:
+            return list(map(write, self.take_chunks(event)))
+        self.take(event)  # nothing is chunked: what is held is for the whole answer
+        return []
+
+    def take(self, event: StreamEvent) -> ChoiceState | None:
+        """Take an event; return the answer that it belongs to, if any. Raises StreamError."""
+        index, payload = event
+        if self.witness:
+            self.witness.take(event)
+        if isinstance(payload, Request):
+            self._requests[index] = payload
+            return None
+        if isinstance(payload, RequestRecord):
+            self.records.append(payload)
+            self._end_s[index] = payload.finish_s
+        if not isinstance(payload, Event | Refusal):
+            return None
+        number = payload.answer if isinstance(payload, Refusal) else payload.seq_id[1]
+        answer = self.choices[index * self._stream.params.num_answers + number]
+        if answer.finish_reason == FILTERED:
+            return None
+        if isinstance(payload, Refusal):
+            return answer.refuse(payload.says)
+        if payload.finish_reason is FinishReason.ERROR:
+            status = 400 if payload.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
+            param = self._stream.form_param if payload.error == MASKED_OUT else None
+            raise StreamError(payload.error or "the model failed on this request", status, param)
+        if self._echo and not answer.has_begun:
+            self._add_echo(answer, index)
+        answer.has_begun = True
+        self._add_event(answer, payload, index)
+        return answer
+
+    def _chunks(self, answer: ChoiceState) -> list[Choice]:
+        """Return the new part of a streamed answer, its end apart from its text.
+
+        Clients may stop reading at ``finish_reason``, so no text may come with it.
+        """
+        has_news = bool(answer.pieces or answer.logprobs or answer.token_ids)
+        chunks = []
+        if self._is_chat and not answer.has_role and (has_news or answer.finish_reason):
+            answer.has_role = True
+            delta = {"role": "assistant", "content": None}  # text, thoughts or calls may follow
+            chunks.append(self._choice(answer, {"delta": delta}))
+        if has_news:
+            chunks += self._news(answer)
+        if answer.finish_reason:
+            form: Choice = {"delta": {}} if self._is_chat else {"text": ""}
+            chunks.append(self._ended(answer, self._choice(answer, form)))
+        return chunks
+
+    def _add_event(self, answer: ChoiceState, event: Event, prompt: int) -> None:
+        answer.finish_reason = event.finish_reason and event.finish_reason.value
+        if self._is_empty:  # the engine had to generate one: it is not shown
+            answer.finish_reason = answer.finish_reason and "length"
+            event = event._replace(token=None, text="", logprobs=None, stop_reason=None)
+        answer.stop_reason = event.stop_reason
+        answer.num_tokens += event.token is not None
+        pieces = answer.reader.take(event)
+        if self._hides_reasoning:
+            pieces = [piece for piece in pieces if piece.kind != "reasoning"]
+        if event.logprobs:
+            answer.cumulative_logprob += event.logprobs.logprob
+        if answer.ruled:
+            told = self._let_out(answer, answer.ruled, pieces, event)
+        else:
+            answer.pieces += pieces
+            told = self._told(answer, event, prompt)
+        if self._tells_ids and told:
+            answer.token_ids = [*(answer.token_ids or ()), *(one.token for one in told)]
+        if self._with_logprobs:
+            answer.logprobs += told
+
+    def _told(self, answer: ChoiceState, event: Event, prompt: int) -> list[TokenLogprobs]:
+        """Return the tokens whose text is shown now: none tells what the text holds back."""
+        if not (self._with_logprobs or self._tells_ids):
+            return []
+        if answer.held is None:
+            answer.held = self._new_held(prompt)
+        if event.token is not None:
+            entry = event.logprobs or TokenLogprobs(event.token, 0.0, 0, ())
+            answer.held.feed(event.token, entry)
+        is_over = event.finish_reason is not None
+        return answer.held.take(len(event.text), answer.reader.num_held, is_over=is_over)
+
+    def _new_held(self, prompt: int) -> HeldEntries[Any]:
+        params = replace(self._stream.params, stop=())
+        return HeldEntries(self._text.new_text(self._stream.prompts[prompt], params, self._form))
+
+    # --- under rules ---------------------------------------------------------------------------
+
+    def _ruled(self, prompt: int, is_constrained: bool) -> RuledChoice | None:
+        from ridgeline.trust.rules.choice import RuledChoice  # only where there are rules
+
+        assert self._rules is not None
+        begun = self._begun(prompt)
+        # What echoes its beginning begins before it.
+        guard_begun = self._rules.begun("") if self._echo else begun
+        guard = self._rules.new_guard(is_constrained=is_constrained, begun=guard_begun)
+        if guard is None:
+            return None
+        if not (self._with_logprobs or self._tells_ids):
+            return RuledChoice(guard, None, None)
+        echoes = self._echo and not self._is_chat
+        before = () if echoes else self._stream.prompts[prompt]
+        params = self._stream.params
+        decode = self._text.tokenizer.new_decoder(before, params.skip_special_tokens)
+        token_bytes, begun = self._text.tokenizer.token_bytes, guard_begun if echoes else begun
+        tokens = self._rules.new_tokens(token_bytes, decode, begun)
+        return RuledChoice(guard, tokens, self._new_held(prompt))
+
+    def _begun(self, prompt: int) -> BegunText:
+        """Return what the answers to a prompt begin with that go on with a text of its own."""
+        assert self._rules is not None
+        if prompt not in self._begun_by:
+            body = self._body
+            is_new = isinstance(body, ChatRequest) and not body.continue_final_message
+            text = "" if is_new else self._text.begun_text(self._stream.prompts[prompt])
+            self._begun_by[prompt] = self._rules.begun(text)
+        return self._begun_by[prompt]
+
+    def _let_out(
+        self, answer: ChoiceState, ruled: RuledChoice, pieces: list[Piece], event: Event
+    ) -> list[TokenLogprobs]:
+        """Add what the rules let out, and return the tokens whose text that is."""
+        stopped_by = self._stopped_by(event.stop_reason)
+        answer.pieces += ruled.take(pieces, event, answer.reader.num_held, stopped_by)
+        answer.stop_reason = ruled.stop_reason
+        if stopped_by and self.shown(stopped_by) != stopped_by:
+            answer.stop_reason = None
+        if ruled.is_blocked:
+            answer.finish_reason, answer.stop_reason = FILTERED, None
+        if self._with_logprobs:
+            answer.logprobs += ruled.echoed
+        return ruled.entries
+
+    def _stopped_by(self, reason: str | int | None) -> str:
+        """Return the text that has ended an answer and is not in it, if any has."""
+        if reason is None or self._stream.params.include_stop_str_in_output:
+            return ""
+        if isinstance(reason, str):
+            return reason
+        return "" if self._text.tokenizer.is_special(reason) else self._text.spell(reason)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether rules have ended answers, and nothing more can come."""
+        ends = [answer.finish_reason for answer in self.choices] if self._rules else []
+        return FILTERED in ends and all(ends)
+
+    def shown(self, value: Any) -> Any:
+        """Return what an answer repeats of its request, as the rules let it out."""
+        return self._rules.shown(value) if self._rules else value
+
+    def may_show(self, prompt: int) -> bool:
+        """Whether rules let an answer tell of all tokens of a prompt."""
+        text = self._text.tokenizer.decode(self._stream.prompts[prompt]) if self._rules else ""
+        return self._rules is None or self._rules.is_shown(text)
+
+    def _add_echo(self, answer: ChoiceState, index: int) -> None:
+        """Let an answer begin with its prompt; in a chat, with the message that it continues."""
+        entries: list[TokenLogprobs | int] = []
+        if isinstance(self._body, ChatRequest):
+            last = self._body.messages[-1]
+            echoed = [Piece("content", last.text)] if last.role == "assistant" else []
+        else:
+            prompt = self._stream.prompts[index]
+            echoed = [Piece("content", self._text.tokenizer.decode(prompt))]
+            ranked = self._requests[index].prompt_logprobs if self._with_logprobs else {}
+            entries = [ranked.get(i, token) for i, token in enumerate(prompt)]
+        if answer.ruled:
+            answer.pieces += answer.ruled.echo(echoed, entries)
+        else:
+            answer.pieces += echoed
+            answer.logprobs += entries if self._with_logprobs else []
+
+    @property
+    def created_s(self) -> int:
+        """When the request came: the time that its answer names, in every dialect."""
+        return self._stream.created_s
+
+    def new_id(self, prefix: str, *place: int) -> str:
+        """Return an id for a place in the answer.
+
+        It follows from the request alone, so another server that goes on gives the same. Prompts
+        are in it, since a client may send one ``x-request-id`` with each turn of a conversation.
+        """
+        if self._digest is None:
+            of_request = repr((self._stream.name, [*map(tuple, self._stream.prompts)]))
+            self._digest = blake2b(of_request.encode(), digest_size=16).digest()
+        of_place = repr((prefix, place)).encode()
+        return prefix + blake2b(of_place, key=self._digest, digest_size=12).hexdigest()
+
+    def whole(self) -> list[Choice]:
+        """Return all choices, with everything that has not been shown.
+
+        Of more than ``n`` answers to a prompt these are the likeliest per token, best first.
+        """
+        params, answers = self._stream.params, self.choices
+        if params.num_answers > params.n:
+            groups = zip(*[iter(answers)] * params.num_answers, strict=True)
+            best = [[group[i] for i in likeliest(means_of(group), params.n)] for group in groups]
+            answers = self.chosen = [answer for group in best for answer in group]
+            for index, answer in enumerate(answers):
+                answer.index = index
+        return [self._ended(answer, self._shown(answer)) for answer in answers]
+
+    def _shown(self, answer: ChoiceState) -> Choice:
+        """Return a choice with its new part, which then counts as shown."""
+        pieces = answer.show()
+        form: Choice = {"text": "".join(text for _, text in pieces)}
+        if self._is_chat:
+            form = {"message": message_of(pieces, partial(self.new_id, "call_", answer.index))}
+            answer.num_calls += sum(kind == "call" for kind, _ in pieces)
+        return self._choice(answer, form) | self._of_tokens(answer)
+
+    def _news(self, answer: ChoiceState) -> list[Choice]:
+        """Return the new parts of a streamed answer, which then count as shown."""
+        if not self._is_chat:
+            return [self._shown(answer)]
+        deltas = []
+        for piece in answer.show():
+            answer.num_calls += piece.kind == "call"
+            call_id = partial(self.new_id, "call_", answer.index)
+            deltas.append(delta_of(piece, answer.num_calls - 1, call_id))
+        first, *later = (self._choice(answer, {"delta": delta}) for delta in deltas or [{}])
+        return [first | self._of_tokens(answer), *later]
+
+    def _of_tokens(self, answer: ChoiceState) -> Choice:
+        """Return what is told of the tokens whose text is shown now; it then counts as told."""
+        said: Choice = {"logprobs": self._logprobs(answer)}
+        if self._tells_ids:
+            said["token_ids"] = answer.token_ids
+        answer.logprobs, answer.token_ids = [], None
+        return said
+
+    def _choice(self, answer: ChoiceState, form: Choice) -> Choice:
+        choice = {"index": answer.index, **form, "logprobs": None, "finish_reason": None}
+        if self._tells_ids:
+            choice["token_ids"] = None
+        if self._tells_prompt and not self._is_chat:
+            choice |= self.of_prompt(self.prompt_of(choice), is_told=answer.has_prompt_ids)
+            answer.has_prompt_ids = True
+        return choice
+
+    def of_prompt(self, index: int = 0, *, is_told: bool = False) -> dict[str, Any]:
+        """Return what a request wants to know of its prompt, unless it was told: vLLM's fields."""
+        said: dict[str, Any] = {}
+        may_show = self.may_show(index)
+        if self._tells_ids and not is_told:
+            said["prompt_token_ids"] = list(self._stream.prompts[index]) if may_show else []
+        if self._body.prompt_logprobs is not None and may_show:
+            most, entries = self._body.prompt_logprobs, self._requests[index].prompt_logprobs
+            told = [entries.get(i, token) for i, token in enumerate(self._stream.prompts[index])]
+            if self._rules:
+                told = self._told_of_prompt(self._rules, told)
+            said["prompt_logprobs"] = [
+                self._ranked(entries[i], one, most) if isinstance(one, TokenLogprobs) else None
+                for i, one in enumerate(told)
+            ]
+        return said
+
+    def _told_of_prompt(
+        self, rules: RequestRules, entries: list[TokenLogprobs | int]
+    ) -> list[TokenLogprobs | int]:
+        """Return what may be told of a prompt's tokens; a bare token stands for nothing."""
+        tokenizer = self._text.tokenizer
+        tokens = rules.new_tokens(tokenizer.token_bytes, tokenizer.new_decoder())
+        searched = list(map(tokens.feed, entries))
+        tokens.finish()
+        return [one.entry if one.is_told else 0 for one in searched]
+
+    def _ranked(
+        self, entry: TokenLogprobs, told: TokenLogprobs, most: int
+    ) -> dict[str, dict[str, Any]]:
+        """Return a token of the prompt and the likeliest in its place, by their ids, as text.
+
+        Of these ``told`` has the ones that may be shown.
+        """
+        places = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+        shown = [(told.token, told.logprob), *(one for one in entry.top[:most] if one in told.top)]
+        return {
+            str(token): {
+                "logprob": max(logprob, _LOWEST_LOGPROB),
+                "rank": places.get(token),  # unknown where it is not among those
+                "decoded_token": self._text.spell(token),
+            }
+            for token, logprob in shown
+        }
+
+    def _ended(self, answer: ChoiceState, choice: Choice) -> Choice:
+        """Return a choice that also says how the answer ended."""
+        calls = answer.num_calls and answer.finish_reason == "stop" and not self._is_named
+        choice["finish_reason"] = "tool_calls" if calls else answer.finish_reason
+        if answer.stop_reason is not None:
+            choice["stop_reason"] = answer.stop_reason
+        return choice
+
+    # --- logprobs ------------------------------------------------------------------------------
+
+    def _logprobs(self, answer: ChoiceState) -> Choice | None:
+        if not self._with_logprobs:
+            return None
+        if isinstance(self._body, CompletionRequest) and self._body.lists_logprobs:
+            return self._completion_logprobs(answer)
+        content = []
+        for entry in answer.logprobs:
+            assert isinstance(entry, TokenLogprobs)  # only an echo has bare tokens
+            top = [self._chat_logprob(*ranked) for ranked in entry.top]
+            content.append({**self._chat_logprob(entry.token, entry.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _chat_logprob(self, token: int, logprob: float) -> dict[str, Any]:
+        data = list(self._text.tokenizer.token_bytes(token))
+        logprob = max(logprob, _LOWEST_LOGPROB)
+        return {"token": self._shown_token(token), "logprob": logprob, "bytes": data}
+
+    def _shown_token(self, token: int) -> str:
+        is_id = self._body.return_tokens_as_token_ids
+        return f"token_id:{token}" if is_id else self._text.spell(token)
+
+    def _completion_logprobs(self, answer: ChoiceState) -> Choice:
+        """Return four parallel lists; offsets count the characters of all tokens before."""
+        answer.decode = answer.decode or self._text.tokenizer.new_decoder()
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        out: dict[str, list[Any]] = {name: [] for name in names}
+        for entry in answer.logprobs:
+            token = entry if isinstance(entry, int) else entry.token
+            name, end = self._name(token), answer.offset + len(answer.decode(token))
+            out["tokens"].append(self._logprob_name(token))
+            # Before it may come the remains of a broken character.
+            out["text_offset"].append(max(answer.offset, end - len(name)))
+            answer.offset = end
+            if isinstance(entry, int):
+                out["token_logprobs"].append(None)
+                out["top_logprobs"].append(None)
+                continue
+            ranked = ((token, entry.logprob), *entry.top)
+            tops = {
+                self._logprob_name(top_token): max(logprob, _LOWEST_LOGPROB)
+                for top_token, logprob in ranked
+            }
+            out["token_logprobs"].append(max(entry.logprob, _LOWEST_LOGPROB))
+            out["top_logprobs"].append(tops)
+        return out
+
+    def _logprob_name(self, token: int) -> str:
+        is_id = self._body.return_tokens_as_token_ids
+        return f"token_id:{token}" if is_id else self._name(token)
+
+    def _name(self, token: int) -> str:
+        data = self._text.tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # a part of a character, spelled as OpenAI does
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    # --- numbers -------------------------------------------------------------------------------
+
+    @property
+    def finish_reasons(self) -> str:
+        """How the answers ended, each way once."""
+        return "+".join(sorted({a.finish_reason for a in self.choices if a.finish_reason}))
+
+    @property
+    def bounds(self) -> str:
+        """Which bounds of calls have ended answers, each once."""
+        return ", ".join(sorted({a.bound for a in self.choices if a.bound}))
+
+    def ended_by(self) -> dict[str, str]:
+        """Return the field for ``bounds`` in APIs whose choices have no ``stop_reason``."""
+        return {"ended_by": self.bounds} if self.bounds else {}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated, except one that only the engine needed."""
+        return sum(answer.num_tokens for answer in self.choices)
+
+    @property
+    def num_reasoning(self) -> int:
+        """Tokens of reasoning among them."""
+        return sum(answer.reader.num_reasoning for answer in self.choices)
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that the prefix cache had."""
+        return sum(r.num_cached_tokens for r in self._requests.values())
+
+    def usage(self) -> dict[str, Any]:
+        """Return OpenAI's count of tokens; a prompt counts once, however many its answers.
+
+        All answers that were drawn count, of ``best_of`` also those not shown. Of a beam search the
+        answers count, not the beams.
+        """
+        prompt, generated = sum(map(len, self._stream.prompts)), self.num_tokens
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }
+        if details := self._details():
+            usage["completion_tokens_details"] = details
+        return usage
+
+    def _details(self) -> dict[str, int]:
+        details = {}
+        if self._reasons:
+            details["reasoning_tokens"] = self.num_reasoning
+        if self._stream.prediction:
+            right = sum(r.num_accepted_tokens for r in self._requests.values())
+            made = sum(r.num_draft_tokens for r in self._requests.values())
+            details["accepted_prediction_tokens"] = right
+            details["rejected_prediction_tokens"] = made - right
+        return details
+
+    def num_tokens_of(self, index: int) -> int:
+        """Return how many tokens an answer has so far."""
+        return self.choices[index].num_tokens
+
+    def prompt_of(self, choice: Choice) -> int:
+        """Return to which of the prompts a choice is an answer."""
+        index: int = choice["index"]
+        return index // self._stream.params.n
+
+    def choice_of(self, prompt: int) -> int:
+        """Return which choice is the first answer to a prompt."""
+        return prompt * self._stream.params.n
+
+    def prompt_text(self, prompt: int = 0) -> str:
+        """Return a prompt as it was read, special tokens and all."""
+        text = self._text.tokenizer.decode(self._stream.prompts[prompt], skip_special=False)
+        return str(self.shown(text))
+
+    def pace(self, prompt: int = 0) -> dict[str, Any]:
+        """Return the times of a prompt and its answers so far, in llama.cpp's names.
+
+        Nothing if no token came.
+        """
+        request = self._requests.get(prompt)
+        if request is None or request.scheduled_s is None or request.first_token_s is None:
+            return {}
+        n, first_s = self._stream.params.num_answers, request.first_token_s
+        num_generated = sum(map(self.num_tokens_of, range(prompt * n, (prompt + 1) * n)))
+        end_s = self._end_s.get(prompt) or time.monotonic()
+        num_cached = request.num_cached_tokens
+        return {
+            "cache_n": num_cached,
+            **pace_of("prompt", len(request.prompt) - num_cached, first_s - request.scheduled_s),
+            **pace_of("predicted", num_generated, end_s - first_s),
+        }
+
+    def timings(self) -> dict[str, Any]:
+        """Return the engine's times, nothing if no token came."""
+        times = timings_of(self.records, self._stream.arrival_s, self.num_cached)
+        promise = {"promise": self.promise.timings()} if self.promise and times else {}
+        return promise | times

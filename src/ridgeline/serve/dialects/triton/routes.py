@@ -1,0 +1,329 @@
+"""The routes of the Open Inference Protocol, and Triton's generate, over the one path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from ridgeline.engine.vectors import shaped
+from ridgeline.serve.dialects.documented import TEXT_ERRORS, documented
+from ridgeline.serve.dialects.openai.embeddings import Vectors, vectors_of
+from ridgeline.serve.dialects.openai.reply import RawBody
+from ridgeline.serve.dialects.triton import documented as answers
+from ridgeline.serve.dialects.triton.protocol import InferRequest, TritonRequest
+from ridgeline.serve.dialects.triton.request import TRITON, parted, request_of, wants_bytes
+from ridgeline.serve.dialects.triton.response import (
+    OUTPUTS,
+    VERSION,
+    Output,
+    TritonWriter,
+    generated,
+    inferred,
+    packed,
+)
+from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.gate import check_operator
+from ridgeline.serve.http.json_body import BodyRoute, note_ignored
+from ridgeline.serve.http.request_model import bad_value
+from ridgeline.serve.service import Service
+from ridgeline.version import __version__
+
+EXTENSIONS = [
+    *("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters"),
+    "statistics",
+]
+LENGTH = "inference-header-content-length"
+STREAM = "text/event-stream"  # clients that accept it get a stream from infer
+MANAGE = "/v2/repository/models/{model:path}/{action}"
+STATS, ALL_STATS = "/stats", "/v2/models/stats"  # of one model, and of all
+ANSWERS, FACTS, READY = ("/generate", "/generate_stream", "/infer"), ("/config", ""), "/ready"
+_EMBEDDING = "embedding"
+_KINDS = {"BYTES": "TYPE_STRING", "BOOL": "TYPE_BOOL", "UINT32": "TYPE_UINT32", "FP32": "TYPE_FP32"}
+_FLAGS = ("finish_reason", "num_input_tokens", "num_output_tokens")
+
+
+class TensorRoute(BodyRoute):
+    """A route whose body may have tensors behind its JSON."""
+
+    async def json_of(self, request: Request) -> bytes:
+        """Return the JSON, and leave the bytes behind it to the request."""
+        data, request.state.behind = parted(await request.body(), request.headers.get(LENGTH))
+        return data
+
+
+def paths(path: str) -> list[str]:
+    """Return a path below a model's, with a version and without; names may have slashes."""
+    return [f"/v2/models/{{model:path}}{version}{path}" for version in ("/versions/{version}", "")]
+
+
+def add_triton(app: FastAPI, service: Service) -> None:
+    """Add the routes to an application."""
+    _add_server(app, service)
+    add_refusals(app)
+    _add_answers(app, service)
+    _add_model(app, service)
+
+
+def server_metadata() -> dict[str, Any]:
+    """Return what is said of a server."""
+    return {"name": "ridgeline", "version": __version__, "extensions": EXTENSIONS}
+
+
+def entry(name: str, state: str = "READY") -> dict[str, str]:
+    """Return a model as the repository's index has it."""
+    return {"name": name, "version": VERSION, "state": state, "reason": ""}
+
+
+def check_version(version: str) -> None:
+    """Raise ApiError unless this is the version that each model has."""
+    if version != VERSION:
+        message = f"there is no version {version[:20]!r} here: each model has version {VERSION}"
+        raise ApiError(404, message, param="version", code="model_not_found")
+
+
+def add_probes(
+    app: FastAPI, live: Callable[[], str | None], ready: Callable[[], str | None]
+) -> None:
+    """Add the probes of a server; each question returns why not."""
+
+    def probe(question: Callable[[], str | None]) -> Callable[[], Any]:
+        async def answer() -> Response:
+            return Response(status_code=200 if question() is None else 503)
+
+        return answer
+
+    said = {"response_class": Response, "responses": {503: {"description": "No"}}}
+    app.get("/v2/health/live", summary="Does the server live?", **said)(probe(live))  # type: ignore[arg-type]
+    app.get("/v2/health/ready", summary="Are requests taken?", **said)(probe(ready))  # type: ignore[arg-type]
+
+
+def _add_server(app: FastAPI, service: Service) -> None:
+    add_probes(app, service.trouble, service.unready)
+
+    @app.get("/v2", responses=TEXT_ERRORS | {200: {"model": answers.ServerMetadata}})
+    async def server() -> dict[str, Any]:
+        """Say what this server is, as Triton does."""
+        return server_metadata()
+
+    @app.post(
+        "/v2/repository/index", responses=TEXT_ERRORS | {200: {"model": list[answers.IndexEntry]}}
+    )
+    async def index() -> list[dict[str, str]]:
+        """List the one model and its adapters, as Triton does."""
+        return [entry(name) for name in (*service.names, *service.loras.names)]
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    async def generate(
+        body: TritonRequest, request: Request, model: str, version: str = VERSION
+    ) -> Response:
+        """Continue a text, as Triton's generate does."""
+        _check(service, model, version)
+        if body.stream:
+            raise bad_value("stream", "generate answers once: ask generate_stream")
+        return await _reply(service, request, body, model, _wanted(body), generated)
+
+    async def generate_stream(
+        body: TritonRequest, request: Request, model: str, version: str = VERSION
+    ) -> Response:
+        """Continue a text, as server-sent events."""
+        _check(service, model, version)
+        body = body.streamed()
+        return await _reply(service, request, body, model, _wanted(body), generated)
+
+    async def infer(
+        body: InferRequest, request: Request, model: str, version: str = VERSION
+    ) -> Response:
+        """Continue texts, or return their vectors, with tensors for input and output."""
+        _check(service, model, version)
+        asked = request_of(body, request.state.behind, is_strict=service.options.strict)
+        if asked.stream and request.headers.get("accept") != STREAM:
+            raise bad_value("stream", "infer answers once: ask generate_stream, or over gRPC")
+        asked = asked.streamed() if asked.stream else asked
+        names = [one.name for one in body.outputs or ()] or _wanted(asked)
+        if not service.text.has_head and not body.outputs:
+            names = [_EMBEDDING]
+        _check_outputs(service, names)
+        write = partial(inferred, request_id=body.id)
+        pack = partial(packed, wants_bytes=partial(wants_bytes, body))
+        if _EMBEDDING in names:
+            reply = await _embed(service, request, asked, lambda one: pack(write(model, [one])))
+        else:
+            reply = await _reply(service, request, asked, model, names, write, pack)
+        note_ignored(reply, asked.ignored())
+        return reply
+
+    one = TEXT_ERRORS | {200: {"model": answers.Inferred}}
+    stream = documented(answers.Generated, answers.EVENTS)
+    generated_once = TEXT_ERRORS | {200: {"model": answers.Generated}}
+    routes: dict[str, tuple[Callable[..., Any], Any, type[BodyRoute]]] = {
+        "/generate": (generate, generated_once, BodyRoute),
+        "/generate_stream": (generate_stream, TEXT_ERRORS | stream, BodyRoute),
+        "/infer": (infer, one, TensorRoute),
+    }
+    for path, (route, responses, kind) in routes.items():
+        for full in paths(path):
+            app.router.add_api_route(
+                full,
+                route,
+                methods=["POST"],
+                responses=responses,
+                route_class_override=kind,
+                include_in_schema="{version}" not in full,
+            )
+
+
+def _check(service: Service, model: str, version: str) -> None:
+    """Raise ApiError unless requests for this version of a model are taken."""
+    check_version(version)
+    service.check_open(model)
+
+
+def _wanted(body: TritonRequest) -> list[str]:
+    """Return the names of the outputs that a request's flags ask for."""
+    flags = [name for name in _FLAGS if getattr(body, f"return_{name}")]
+    return ["text_output", *flags]
+
+
+def _check_outputs(service: Service, names: Sequence[str]) -> None:
+    """Raise ApiError for an output that the model does not have."""
+    has = [one["name"] for one in _outputs(service)]
+    if unknown := [name for name in names if name not in has]:
+        message = f"there is no output {unknown[0][:80]!r}: this model has {', '.join(has)}"
+        raise bad_value("outputs", message)
+    if _EMBEDDING in names and len(names) > 1:
+        raise bad_value("outputs", f"{_EMBEDDING} comes alone")
+
+
+async def _reply(
+    service: Service,
+    request: Request,
+    body: TritonRequest,
+    model: str,
+    names: Sequence[str],
+    write: Callable[[str, list[Output]], dict[str, Any]],
+    pack: Callable[[dict[str, Any]], dict[str, Any] | RawBody] = lambda answer: answer,
+) -> Response:
+    """Return the reply to texts, which has the outputs of these names. Raises ApiError."""
+    body.model = model
+    new_writer = partial(TritonWriter, names=names, write=write, pack=pack)
+    with TRITON.errors():
+        return await service.complete(body, request, new_writer=new_writer, dialect=TRITON)
+
+
+async def _embed(
+    service: Service,
+    request: Request,
+    body: TritonRequest,
+    write: Callable[[Output], dict[str, Any] | RawBody],
+) -> Response:
+    """Return the reply with the texts' vectors. Raises ApiError."""
+    make = partial(shaped, normalises=service.text.normalises)
+
+    def answer(vectors: Vectors) -> dict[str, Any] | RawBody:
+        rows = [make(vector) for vector in vectors.values]
+        values = [value for row in rows for value in row]
+        return write(Output(_EMBEDDING, "FP32", [len(rows), len(rows[0])], values))
+
+    return await vectors_of(service, request, body, body.prompts, "text_input", answer)
+
+
+def _inputs(service: Service) -> list[dict[str, Any]]:
+    """Return the inputs that a model's metadata names; each other field may be one as well."""
+    texts = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
+    if not service.text.has_head:
+        return [texts]
+    options = {"sampling_parameters": "BYTES"}
+    options |= dict.fromkeys(("stream", "exclude_input_in_output"), "BOOL")
+    options |= {f"return_{name}": "BOOL" for name in _FLAGS}
+    return [texts, *({"name": n, "datatype": kind, "shape": [1]} for n, kind in options.items())]
+
+
+def _outputs(service: Service) -> list[dict[str, Any]]:
+    """Return the outputs of a model."""
+    vector = {"name": _EMBEDDING, "datatype": "FP32", "shape": [-1, service.text.vector_size]}
+    if not service.text.has_head:
+        return [vector]
+    texts = [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS.items()]
+    return [*texts, vector]
+
+
+def _add_model(app: FastAPI, service: Service) -> None:
+    async def ready(model: str, version: str = VERSION) -> Response:
+        """Say whether a model takes requests."""
+        _check(service, model, version)
+        return Response(status_code=200 if service.unready() is None else 503)
+
+    async def config(model: str, version: str = VERSION) -> dict[str, Any]:
+        """Return a model's configuration, as Triton writes it."""
+        _check(service, model, version)
+        inputs, outputs = (
+            [
+                {"name": t["name"], "data_type": _KINDS[t["datatype"]], "dims": t["shape"]}
+                for t in tensors
+            ]
+            for tensors in (_inputs(service), _outputs(service))
+        )
+        for tensor in inputs[1:]:
+            tensor["optional"] = True
+        return {
+            "name": model,
+            "platform": "",
+            "backend": "ridgeline",
+            "max_batch_size": 0,
+            "input": inputs,
+            "output": outputs,
+            "model_transaction_policy": {"decoupled": service.text.has_head},
+        }
+
+    async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:
+        """Say which inputs and outputs a model has."""
+        _check(service, model, version)
+        tensors = {"inputs": _inputs(service), "outputs": _outputs(service)}
+        return {"name": model, "versions": [VERSION], "platform": "ridgeline", **tensors}
+
+    async def stats(request: Request, model: str, version: str = VERSION) -> dict[str, Any]:
+        """Say how many requests a model has had, and how long they took. For operators."""
+        check_operator(request.state)
+        _check(service, model, version)
+        return {"model_stats": [service.statistics_of(model, VERSION)]}
+
+    async def all_stats(request: Request) -> dict[str, Any]:
+        """Say it of the model and of each adapter. For operators."""
+        check_operator(request.state)
+        names = (*service.names[:1], *service.loras.names)
+        return {"model_stats": [service.statistics_of(name, VERSION) for name in names]}
+
+    said = TEXT_ERRORS | {200: {"model": answers.ModelStatistics}}
+    app.router.add_api_route(ALL_STATS, all_stats, methods=["GET"], responses=said)
+    routes: dict[str, tuple[Callable[..., Any], Any]] = {
+        READY: (ready, None),
+        STATS: (stats, answers.ModelStatistics),
+        "/config": (config, answers.ModelConfig),
+        "": (metadata, answers.ModelMetadata),
+    }
+    for path, (route, kind) in routes.items():
+        for full in paths(path):
+            app.router.add_api_route(
+                full,
+                route,
+                methods=["GET"],
+                responses=TEXT_ERRORS | ({200: {"model": kind}} if kind else {}),
+                response_class=JSONResponse if kind else Response,
+                include_in_schema="{version}" not in full,
+            )
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Add the routes that load and unload models: they refuse."""
+
+    @app.post(MANAGE, include_in_schema=False)
+    async def manage(model: str, action: str) -> Response:
+        """Refuse to load or unload a model."""
+        why = "models are not loaded or unloaded by request: --keep-alive says how long one stays"
+        raise ApiError(400, why, param="model", code="unsupported_endpoint")

@@ -1,0 +1,487 @@
+"""Between asyncio and the engine: one thread runs the engine, streams carry its events to the loop.
+
+All streams' events of one step wake the loop once; an idle engine sleeps on a condition. Requests
+wait here, in fair order, until the engine could start them, so that its own queue stays short.
+Those with a promise enter at once; while there are any, others enter only as they are permitted,
+or where they have less than their share of the engine.
+Requests in the background, as those of a batch, run while no other request is there: they give way
+before the next step, and go on from their tokens.
+The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
+engine until the reader has caught up.
+Whatever fails here ends requests with an error, never the thread; should that end or hang all the
+same, ``trouble`` says so at once, and nobody waits for it.
+This module knows nothing of HTTP and text: token ids go in, events come out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from typing_extensions import override
+
+from ridgeline.core.engine import Engine
+from ridgeline.core.records import Record, RequestRecord
+from ridgeline.core.request import Request
+from ridgeline.core.scheduling.admission import Admission
+from ridgeline.core.scheduling.policies import Load
+from ridgeline.core.step import Event
+from ridgeline.foresight.simulator.forecast import state_of
+from ridgeline.serve.engine.bisect_faults import BisectingRunner, StepLost
+from ridgeline.serve.engine.interface import EngineClient, EngineSnapshot
+from ridgeline.serve.engine.prompt_reports import PromptReports
+from ridgeline.serve.engine.request_stream import (
+    RequestStream,
+    ServerEnds,
+    StreamError,
+    StreamEvent,
+)
+from ridgeline.serve.engine.view import view
+from ridgeline.system.machine import DeviceLost
+
+_log = logging.getLogger("ridgeline.serve")
+_WATCH_S = 0.5  # between two looks whether the thread is well
+_QUIET_S = 0.5  # without a request, until the background goes on: a client may ask again
+
+
+class AsyncEngine(EngineClient):
+    """Runs an engine in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Take over ``engine``: after ``start`` only this thread may touch it."""
+        self._engine = engine
+        self.settings = engine.describe()
+        self.listeners = engine.listeners  # called in the engine's thread
+        self.error: str | None = None  # why the engine stopped for good
+        self.step_began_s: float | None = None  # while a step is under way
+        self.step_timeout_s = inf  # after which a step hangs
+        self._turn_began_s: float | None = None  # a turn is a step and all around it
+        self.before_step: Callable[[], object] | None = None  # called in the engine's thread
+        self.on_submit: Callable[[RequestStream], None] = lambda stream: None  # on the loop
+        self.on_lost: Callable[[str], None] = lambda why: None  # too: there is no device any more
+        self.lost: Callable[[], str] = lambda: ""  # asked between steps: why there is none
+        engine.runner = BisectingRunner(engine.runner, self._note_failure)
+        self.listeners.append(self._note_end)
+        self._wake = threading.Condition()
+        self._queue: Admission[tuple[RequestStream, int]] = Admission()
+        self._background: Admission[tuple[RequestStream, int]] = Admission()
+        self._waited_s = -inf  # when a request was last there that people wait for
+        self._gives_way = False  # whether the background is paused
+        self._lagging: set[RequestStream] = set()  # whose readers are behind
+        self._promised: list[RequestStream] = []
+        self._num_permitted: float = inf  # prompts of the queue that may enter beside promises
+        self._gone: list[RequestStream] = []
+        self._pauses: dict[RequestStream, bool] = {}  # whether it is to be paused from now on
+        self._callbacks: list[Callable[[], None]] = []
+        self._stopping = False
+        self._owners: dict[int, tuple[RequestStream, int]] = {}  # by the engine's request id
+        self._held: Counter[RequestStream] = Counter()  # sequences in the engine
+        self._unseen: dict[int, Request] = {}  # of which no event was sent yet
+        self._reports = PromptReports()
+        self._closed: list[RequestRecord] = []
+        self._streams: set[RequestStream] = set()  # on the loop's side
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- the loop's side -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; to be called on the loop that streams live on."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        self._watch()
+
+    @override
+    def trouble(self) -> str | None:
+        if self.error:
+            return self.error
+        if self._thread.ident and not self._thread.is_alive() and not self._stopping:
+            return "the engine has stopped: its thread has ended"
+        began_s = self._turn_began_s
+        if began_s and time.monotonic() - began_s > self.step_timeout_s:
+            return f"a step has taken more than {self.step_timeout_s:g} s"
+        return None
+
+    def _watch(self) -> None:
+        """End all waiting for an engine that has stopped, or hangs."""
+        if self._streams and (why := self.trouble()):
+            self.abandon_all(ServerEnds(why))
+        if self.lost():  # while no step runs that would find out
+            with self._wake:
+                self._wake.notify()
+        if not self._stopping:
+            self._loop.call_later(_WATCH_S, self._watch)
+
+    @property
+    @override
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    @property
+    @override
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    @override
+    def submit(self, stream: RequestStream) -> None:
+        if why := "the server is stopping" if self._stopping else self.trouble():
+            raise StreamError(why, 503)
+        self._streams.add(stream)
+        with self._wake:
+            if stream.due_s < inf:
+                self._promised.append(stream)
+            else:
+                prompts = [((stream, i), len(stream.prompts[i])) for i in stream.open_prompts]
+                self._queue_of(stream).push(stream.tenant, prompts, stream.params.num_seqs)
+            self._wake.notify()
+        if not stream.is_background:
+            self.on_submit(stream)
+
+    def _queue_of(self, stream: RequestStream) -> Admission[tuple[RequestStream, int]]:
+        return self._background if stream.is_background else self._queue
+
+    @override
+    def abandon(self, stream: RequestStream, why: Exception) -> None:
+        if not stream.is_over:
+            stream.end(why)
+            with self._wake:
+                self._gone.append(stream)
+                self._wake.notify()
+        self._streams.discard(stream)
+
+    @override
+    def between_steps(self, callback: Callable[[], None]) -> None:
+        with self._wake:
+            self._callbacks.append(callback)
+            self._wake.notify()
+
+    @override
+    def permit(self, num_prompts: float) -> None:
+        with self._wake:
+            self._num_permitted = num_prompts
+            self._wake.notify()
+
+    def abandon_all(self, why: StreamError) -> None:
+        """End every stream."""
+        for stream in list(self._streams):
+            self.abandon(stream, why)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Stop the thread after the step under way; return whether it has ended."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _deliver(self, batch: list[tuple[RequestStream, list[StreamEvent]]]) -> None:
+        for stream, events in batch:
+            try:
+                is_behind = not stream.deliver(events)
+            except (
+                Exception
+            ):  # what is told of its end failed: the others' events are still to come
+                _log.exception("a stream failed")
+                self.abandon(stream, StreamError("the answer failed; the server's log says more"))
+                continue
+            if is_behind:
+                stream.resume = functools.partial(self._pause, stream, False)
+                self._pause(stream, True)
+
+    def _pause(self, stream: RequestStream, is_paused: bool) -> None:
+        """Pause a stream's requests before the next step, or let them go on."""
+        with self._wake:
+            self._pauses[stream] = is_paused
+            self._wake.notify()
+
+    # --- what others may read of it ------------------------------------------------------------
+
+    @override
+    def snapshot(self) -> EngineSnapshot:
+        numbers: dict[RequestStream, list[int]] = {}
+        is_read = False
+        for number, (stream, _) in self._owners.items():
+            numbers.setdefault(stream, []).append(number)
+            is_read = is_read or stream.is_read
+        state = state_of(self.settings, self._engine.scheduler, is_read)
+        return EngineSnapshot(time.monotonic(), state, numbers, self._waiting())
+
+    @override
+    def view(self, owner: str | None = None) -> dict[str, Any]:
+        shown = view(self._engine, owner)
+        shown["num_waiting"] += sum(owner in (None, one.tenant) for one, _ in self._waiting())
+        return shown
+
+    @override
+    def num_cached(self, stream: RequestStream, index: int) -> int:
+        request = Request(
+            0,
+            stream.prompts[index],
+            stream.params,
+            max_model_len=self._engine.max_model_len,
+            cache_root=stream.cache_root,
+            adapter=stream.adapter,
+        )
+        # Meanwhile the engine may change what is cached: it is only asked for single blocks.
+        return self._engine.scheduler.queues.kv.num_cached(request.sequences[0])
+
+    def gauges(self) -> dict[str, float]:
+        """Return how full the engine is now, by the names of metrics. Any thread may call."""
+        found = self._engine.gauges()
+        found["num_requests_waiting"] += self.num_queued
+        return found
+
+    def _waiting(self) -> list[tuple[RequestStream, int]]:
+        with self._wake:
+            return list(self._queue)
+
+    # --- the engine's side ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on:
+            try:
+                goes_on = self._turn()
+            except DeviceLost as lost:
+                goes_on, self.error = False, str(lost)
+                self.call(self.abandon_all, ServerEnds(self.error))
+                self.call(self.on_lost, self.error)
+            except BaseException:  # panics of compiled libraries are no Exceptions
+                _log.exception("the engine failed; all its requests end")
+                goes_on = self._clear()
+            self._turn_began_s = None
+
+    def _turn(self) -> bool:
+        """Wait until something is to be done, and do it; return False at the end."""
+        with self._wake:
+            has_background = self._background or self._gives_way
+            if not self._wake.wait_for(self._is_wanted, _QUIET_S if has_background else None):
+                return True
+            if self._stopping:
+                return False
+            if why := self.lost():
+                raise DeviceLost(why)
+            self._turn_began_s = time.monotonic()
+            gives_way = self._is_waited_for()
+            arrivals = self._arrivals()
+            gone, self._gone = self._gone, []
+            pauses, self._pauses = self._pauses, {}
+            callbacks, self._callbacks = self._callbacks, []
+            # Counted here: requests that come later were not seen, and those that are held back
+            # are not waited for.
+            num_outside = int(min(len(self._queue), self._num_permitted))
+            num_outside += 0 if gives_way else len(self._background)
+        try:
+            num_outside = self._enter(gone, arrivals, num_outside)
+            self._rest(pauses, gives_way)
+        finally:  # each is waited for
+            for callback in callbacks:
+                self._call_back(callback)
+        self._step(num_outside)
+        return True
+
+    @staticmethod
+    def _call_back(callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except BaseException:
+            _log.exception("a look at the engine failed")
+
+    def _is_wanted(self) -> bool:
+        asked = self._stopping or self._gone or self._callbacks or self._queue or self._pauses
+        if asked or self.lost() or self._promised or self._engine.has_work():
+            return True
+        return bool(self._background or self._gives_way) and not self._is_waited_for()
+
+    def _is_waited_for(self) -> bool:
+        """Whether a request is there that people wait for, or was a moment ago."""
+        inside = any(not stream.is_background for stream, _ in self._owners.values())
+        if inside or self._queue or self._promised:
+            self._waited_s = time.monotonic()
+        return time.monotonic() < self._waited_s + _QUIET_S
+
+    def _arrivals(self) -> list[tuple[RequestStream, int]]:
+        """Return the prompts that enter now: promised ones, else as many as there is room for.
+
+        A tenant with less than its share of the engine has room beside promises to others.
+        """
+        room, promised = self._engine.scheduler.room(), self._promised
+        if promised:
+            self._promised, room = [], room._replace(num_seqs=0)
+            for stream in promised:
+                self._queue.charge(stream.tenant, sum(map(len, stream.prompts)))
+        elif self._num_permitted < inf and self._engine.has_work():  # else none is held up
+            room = room._replace(num_seqs=min(room.num_seqs, int(self._num_permitted)))
+        taken = self._queue.take(room, held=lambda item: self._held[item[0]])
+        self._num_permitted = max(0, self._num_permitted - len(taken))
+        if self._background and not taken and not self._is_waited_for():
+            taken = self._background.take(room, held=lambda item: self._held[item[0]])
+        return [(stream, i) for stream in promised for i in range(len(stream.prompts))] + taken
+
+    def _enter(
+        self,
+        gone: list[RequestStream],
+        arrivals: list[tuple[RequestStream, int]],
+        num_outside: int,
+    ) -> int:
+        """Add requests that enter and drop those that left; return how many stay outside."""
+        if gone:
+            with self._wake:
+                left = self._queue.remove(lambda item: item[0].is_over)
+                num_outside = max(0, num_outside - len(left))
+                left += self._background.remove(lambda item: item[0].is_over)
+            arrivals += left
+        for stream, index in arrivals:
+            self._add(stream, index)
+        if gone:
+            for request_id, (stream, _) in list(self._owners.items()):
+                if stream.is_over:
+                    self._engine.abort(request_id)
+        return num_outside
+
+    def _rest(self, pauses: dict[RequestStream, bool], gives_way: bool) -> None:
+        """Pause whose reader has fallen behind and, if it ``gives_way``, the background."""
+        for stream, is_behind in pauses.items():
+            (self._lagging.add if is_behind else self._lagging.discard)(stream)
+        is_changed, self._gives_way = gives_way != self._gives_way, gives_way
+        is_changed &= any(stream.is_background for stream, _ in self._owners.values())
+        for request_id, (stream, _) in self._owners.items() if pauses or is_changed else ():
+            if stream in pauses or (is_changed and stream.is_background):
+                rests = stream in self._lagging or (gives_way and stream.is_background)
+                (self._engine.pause if rests else self._engine.resume)(request_id)
+
+    def _step(self, num_outside: int) -> None:
+        """Run a step, if there is work for one, and hand out its events."""
+        events: list[Event] = []
+        if self._engine.has_work():
+            is_read = any(stream.is_read for stream, _ in self._owners.values())
+            if (before_step := self.before_step) is not None:
+                before_step()
+            self.step_began_s = time.monotonic()
+            try:
+                events = self._engine.step(Load(num_outside, is_read))
+            except StepLost as lost:  # the engine has taken it back, and goes on from there
+                self._note_failure(lost.__cause__ or lost)
+            self.step_began_s = None
+        self._send(events)
+        if not self._engine.has_work():
+            self._check()
+
+    def _check(self) -> None:
+        try:
+            self._engine.check()
+        except AssertionError:  # a leak must be known, but is no reason to refuse requests
+            _log.exception("the engine's own check fails")
+
+    def _add(self, stream: RequestStream, index: int) -> None:
+        prompt, params = stream.prompts[index], stream.params_of(index)
+        try:
+            request_id = self._engine.add(
+                prompt,
+                params,
+                new_text=lambda: stream.new_text(prompt, params),
+                arrival_s=stream.arrival_s,
+                name=stream.name,
+                cache_root=stream.cache_root,
+                adapter=stream.adapter,
+                prediction=stream.prediction,
+                owner=stream.tenant,
+                new_constraint=stream.new_constraint,
+                token_rules=stream.token_rules,
+                due_s=stream.due_s,
+                answers=stream.answers.get(index, ()),
+            )
+        except ValueError as error:  # it can never run
+            name = str(error).split(" ")[0]
+            param = name if hasattr(params, name) else None
+            self.call(self.abandon, stream, StreamError(str(error), 400, param))
+            return
+        except BaseException:  # such as no memory for its text: the engine knows nothing of it
+            _log.exception("a request cannot enter the engine")
+            why = StreamError("the request failed; the server's log says more")
+            self.call(self.abandon, stream, why)
+            return
+        self._held[stream] += params.num_seqs
+        self._owners[request_id] = stream, index
+        self._unseen[request_id] = request = self._engine.requests[request_id]
+        if stream.tells_progress:
+            self._reports.add(stream, index, request)
+
+    def _send(self, events: list[Event]) -> None:
+        """Hand a step's events to the loop, all at once."""
+        batch: dict[RequestStream, list[StreamEvent]] = {}
+        for stream, report in self._reports.take(time.monotonic()):
+            batch.setdefault(stream, []).append(report)
+        for event in events:
+            request_id = event.seq_id[0]
+            stream, index = self._owners[request_id]
+            of_stream = batch.setdefault(stream, [])
+            if request_id in self._unseen:
+                of_stream.append((index, self._unseen.pop(request_id)))
+            of_stream.append((index, event))
+            if event.token is not None:
+                self._queue_of(stream).charge(stream.tenant, 1)
+        closed, self._closed = self._closed, []
+        for record in closed:
+            stream, index = self._owners.pop(record.request_id)
+            if stream.params.searches:  # beams that were not chosen send no events
+                num_all = stream.params.num_seqs * max(record.num_generated)
+                num_unseen = num_all - sum(record.num_generated)
+                self._queue_of(stream).charge(stream.tenant, num_unseen)
+            self._held[stream] -= stream.params.num_seqs
+            if not self._held[stream]:
+                del self._held[stream]
+                self._lagging.discard(stream)
+            self._unseen.pop(record.request_id, None)
+            self._reports.drop(record.request_id)
+            batch.setdefault(stream, []).append((index, record))
+        if batch:
+            self.call(self._deliver, list(batch.items()))
+
+    @override
+    def call(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: there are no listeners left
+            _log.debug("an event after the end")
+
+    def _clear(self) -> bool:
+        """After a fault in the engine itself: end everything; return whether it may go on."""
+        self.step_began_s = None
+        try:
+            with self._wake:
+                self._queue.remove(lambda _: True)
+                self._background.remove(lambda _: True)
+                self._promised.clear()
+            for request_id in list(self._engine.requests):
+                self._engine.abort(request_id)
+            self._engine.check()
+        except BaseException as error:
+            _log.exception("the engine cannot go on")
+            self.error = f"the engine has stopped: {type(error).__name__}"
+        self._owners.clear()
+        self._held.clear()
+        self._lagging.clear()
+        self._unseen.clear()
+        self._reports.clear()
+        self._closed.clear()
+        self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
+        return self.error is None
+
+    @override
+    def tenant_of(self, request_id: int) -> str:
+        owner = self._owners.get(request_id)
+        return owner[0].tenant if owner else ""
+
+    def _note_end(self, record: Record) -> None:
+        if isinstance(record, RequestRecord):
+            self._closed.append(record)
+
+    def _note_failure(self, error: BaseException) -> None:
+        _log.error("the backend failed", exc_info=error)

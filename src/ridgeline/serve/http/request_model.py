@@ -1,0 +1,217 @@
+"""The base of all bodies: nothing is coerced, and nothing is dropped without its name.
+
+It names no field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import cache
+from typing import Any, ClassVar, Literal, LiteralString, NamedTuple, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from ridgeline.serve.http.errors import ApiError
+
+_MAY_CALL = {"tools": "tool_choice", "functions": "function_call"}  # "none": it calls nothing
+STRICT = {"is_strict": True}  # pydantic's context of a body that is held to the letter
+
+
+class Extra(NamedTuple):
+    """What becomes of a field that a body has no use for.
+
+    Attributes:
+        fate: "hint": the answer does not depend on it, so it is dropped by name. "lost": something
+            was asked for that is not done, but the answer is still one to the question; dropped by
+            name, and refused under ``--strict``. "refused": the answer would not be what was asked.
+        why: why, and what to do instead; it goes on after "is not supported: ".
+        of: whose field it is.
+        off: values that ask for nothing, or for what is done anyway: they pass without a word.
+        most_off: numbers up to here do as well.
+    """
+
+    fate: Literal["hint", "lost", "refused"]
+    why: str
+    of: str
+    off: tuple[Any, ...] = ()
+    most_off: float | None = None
+
+    def asks_nothing(self, value: Any) -> bool:
+        """Whether this value asks for nothing that is not done anyway."""
+        if self.most_off is not None and type(value) in (int, float) and value <= self.most_off:
+            return True
+        return any(type(value) is type(one) and value == one for one in self.off)  # 0 is not False
+
+
+def document(schema: dict[str, Any], model: type[Strict]) -> None:
+    """Add to a model's JSON schema what the model accepts besides its fields."""
+    others = {"type": "null"} if model.extras is None else {"description": "Dropped by name."}
+    schema["additionalProperties"] = others
+    kept = {k: v for k, v in schema["properties"].items() if k not in model.absent}
+    schema["properties"] = kept | {
+        name: _documented(extra) for name, extra in (model.extras or {}).items() if name not in kept
+    }
+
+
+def _documented(extra: Extra) -> dict[str, Any]:
+    if extra.fate != "refused":
+        return {"description": "Taken, and dropped by name."}
+    schema: dict[str, Any] = {"enum": [None, *extra.off]}
+    if extra.most_off is not None:
+        schema = {"anyOf": [schema, {"type": "number", "maximum": extra.most_off}]}
+    return schema
+
+
+class Strict(BaseModel):
+    """No coercion, no NaN; the first field at fault, in the body's order.
+
+    A null is absence, whatever its name: client libraries send the empty fields of their types.
+    What a body has no field for is dropped by name, or refused, as its ``extras`` say (one table
+    for all APIs, ``server.dialects.fields``). A body of our own has no such table, and refuses it.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra=document
+    )
+    extras: ClassVar[Mapping[str, Extra] | None] = None
+    runs: ClassVar[tuple[str, ...]] = ()  # the kinds of ``tools`` that clients run
+    absent: ClassVar[tuple[str, ...]] = ()  # inherited fields that mean nothing here
+    _dropped: tuple[str, ...] = ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _take(cls, data: Any, make: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        if not isinstance(data, dict):
+            return make(data)
+        values = {name: value for name, value in cls._flat(data).items() if value is not None}
+        is_strict = info.context == STRICT
+        skipped = cls._read_history(values, may_lose=not is_strict)
+        skipped += [] if is_strict else cls._skip_tools(values)
+        fields = _names_of(cls)
+        others = [name for name in values if name not in fields]
+        dropped = [name for name in others if cls._drops(name, values, is_strict=is_strict)]
+        model = make({name: value for name, value in values.items() if name in fields})
+        if dropped or skipped:  # most of thousands of messages have nothing of the kind
+            model._dropped += (*dropped, *skipped)  # a validator may have dropped others
+        return model
+
+    @classmethod
+    def _flat(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a body, those that stand deeper in it among them."""
+        return data
+
+    @classmethod
+    def _read_history(cls, values: dict[str, Any], *, may_lose: bool) -> list[str]:
+        """Put what began with another model into the words of this body.
+
+        Returns the names of what is left out; unless that ``may_lose`` anything, it stays, and is
+        refused.
+        """
+        return []
+
+    @classmethod
+    def _drops(cls, name: str, values: Mapping[str, Any], *, is_strict: bool) -> bool:
+        """Return whether a field is dropped by name; it may ask for nothing.
+
+        Raises the error that refuses the request.
+        """
+        extra = cls.extras.get(name) if cls.extras is not None else None
+        if extra is None:
+            if is_strict or cls.extras is None:
+                raise wrong("unknown_parameter", name, "is not a parameter here")
+            return True
+        if extra.asks_nothing(values[name]):
+            return False
+        if extra.fate == "hint" or values.get(_MAY_CALL.get(name, "")) == "none":
+            return True
+        if extra.fate == "refused" or is_strict:
+            raise wrong("unsupported_parameter", name, f"is not supported: {extra.why}")
+        return True
+
+    @classmethod
+    def _skip_tools(cls, values: dict[str, Any]) -> list[str]:
+        """Take out the tools that only a provider can run, and return their names.
+
+        The model is not told of them, so it cannot call them. Where there are no others they stay,
+        and are refused.
+        """
+        tools = values.get("tools")
+        if not cls.runs or not isinstance(tools, list):
+            return []
+        kinds = [one.get("type", cls.runs[0]) if isinstance(one, dict) else None for one in tools]
+        skipped = [i for i, k in enumerate(kinds) if isinstance(k, str) and k not in cls.runs]
+        if len(skipped) in (0, len(tools)):
+            return []
+        values["tools"] = [one for i, one in enumerate(tools) if i not in skipped]
+        return [f"tools[{i}] ({kinds[i]})" for i in skipped]
+
+    def ignored(self) -> list[str]:
+        """Return the names of what was dropped, here and in all that it holds, each once."""
+        return list(dict.fromkeys(self._ignored()))
+
+    def _ignored(self) -> Iterator[str]:
+        private = self.__pydantic_private__  # pydantic takes 4 us for self._dropped
+        yield from private["_dropped"] if private else ()
+        yield from self._inside()
+
+    def _inside(self) -> Iterator[str]:
+        for name, value in self.__dict__.items():
+            is_many = isinstance(value, list) and value and not isinstance(value[0], int)
+            for one in value if is_many else (value,):
+                if isinstance(one, Strict):
+                    yield from (f"{name}.{inner}" for inner in one._ignored())
+
+
+@cache
+def _names_of(kind: type[Strict]) -> Set[str]:
+    """Return the names of the fields that a body of this kind may have."""
+    fields = kind.model_fields.items()
+    return {field.alias or name for name, field in fields if name not in kind.absent}
+
+
+def wrong(code: LiteralString, field: str, problem: str) -> PydanticCustomError:
+    """Return an error about a field of the model, or the pair of the map, that is validated."""
+    return PydanticCustomError(code, "{problem}", {"field": field, "problem": problem})
+
+
+def bad_value(param: str, why: str) -> ApiError:
+    """Return an error about a field whose value cannot be used."""
+    return ApiError(400, f"{param} is wrong: {why}", param=param, code="invalid_value")
+
+
+def contradiction(param: str, why: str) -> ApiError:
+    """Return an error about a field that another one excludes."""
+    return ApiError(400, f"{param} contradicts the rest: {why}", param=param, code="invalid_value")
+
+
+def typed(kinds: tuple[str, ...], why: LiteralString, default: str | None = None) -> Any:
+    """Return a validator that refuses objects of other types, before their fields are read."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict):
+            kind = value.get("type") or default
+            if kind is None:
+                raise wrong("invalid_value", "type", "is missing")
+            if kind not in kinds:
+                raise wrong("unsupported_parameter", "type", why)
+        return value
+
+    return BeforeValidator(check)
+
+
+def kind_of(default: str) -> Callable[[Any], str]:
+    """Return what names the member of a union: an object's type, or the default."""
+
+    def kind(value: Any) -> str:
+        type_name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return f"[{type_name or default}]"
+
+    return kind

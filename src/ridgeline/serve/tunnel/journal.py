@@ -1,0 +1,139 @@
+"""The journal of one streamed answer: what another server sent, and what this one sends.
+
+A server that goes on puts the events of the journal through the code that writes answers, and drops
+what this writes. So it continues where the other one ended, in every dialect. The engine gets the
+tokens. The last one of each answer is drawn again and compared, and so are the servers'
+fingerprints (``api.identity``). So each move checks that the rest is the same answer, instead of
+assuming it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ridgeline.core.step import Event
+from ridgeline.serve.engine.request_stream import RequestStream, StreamError, StreamEvent
+from ridgeline.serve.tunnel.frames import entry_of, event_of, line
+
+DIVERGED = line({"diverged": True})  # of an answer that would not be the same
+
+
+class Journal:
+    """How far an answer has come.
+
+    Attributes:
+        seed: of the request, if it brings none.
+        only_reads: whether this server only reads what was shown, so that it can go on at once
+            when the other one stops.
+    """
+
+    def __init__(self, lines: bytes, seed: int, *, only_reads: bool = False) -> None:
+        """Begin with the lines of another server's, or none. Raises ValueError."""
+        entries = [json.loads(one) for one in lines.splitlines()]
+        self.seed, self.only_reads = seed, only_reads
+        self._head: Any = entries[0] if entries else None
+        self._before = [event_of(entry) for entry in entries[1:]]
+        self._again: dict[tuple[int, int], deque[int | None]] = {}  # tokens to come once more
+        self._is_anew = False
+        self._notes: list[bytes] = []
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another server began this answer."""
+        return self._head is not None
+
+    @property
+    def has_read(self) -> bool:
+        """Whether a server that only reads has: the last token of each answer was drawn again.
+
+        What begins again from the start is not worth reading twice.
+        """
+        return self.only_reads and (self._is_anew or not any(self._again.values()))
+
+    def begin(self, stream: RequestStream, fingerprint: str) -> list[StreamEvent]:
+        """Let a stream go on where the journal ends; return the events that were shown.
+
+        Raises StreamError if it is of another prompt, or of a server that computes differently.
+        """
+        stream.default_seed = self.seed
+        prompts = repr([*map(tuple, stream.prompts)]).encode()
+        head = [hashlib.blake2b(prompts, digest_size=16).hexdigest(), fingerprint]
+        if not self.goes_on:
+            self._notes.append(line(head))
+            return []
+        if self._head != head:
+            raise self._diverged("the server that goes on is another")
+        if stream.params.searches or stream.params.prompt_logprobs is not None:
+            self._is_anew = True  # a prompt that draws nothing begins again
+            for prompt, event in self._before:
+                self._again.setdefault((prompt, event.seq_id[1]), deque()).append(event.token)
+            return []
+        self._tell(stream)
+        return list(self._before)
+
+    def _tell(self, stream: RequestStream) -> None:
+        """Give a stream the tokens of its answers, all but the last of each that is not over."""
+        counts = range(stream.params.num_answers)
+        told: list[list[list[int]]] = [[[] for _ in counts] for _ in stream.prompts]
+        ended = set[tuple[int, int]]()
+        for prompt, event in self._before:
+            place = prompt, event.seq_id[1]
+            if prompt >= len(told) or place[1] not in counts or place in ended:
+                raise StreamError(f"the journal has no answer {place}", 400)
+            if event.token is not None:
+                told[prompt][place[1]].append(event.token)
+            if event.finish_reason:
+                ended.add(place)
+        for prompt, answers in enumerate(told):
+            for i, answer in enumerate(answers):
+                if answer and (prompt, i) not in ended:
+                    self._again[prompt, i] = deque([answer.pop()])
+            if all((prompt, i) in ended for i in counts):
+                stream.close(prompt)
+            stream.answers[prompt] = tuple(map(tuple, answers))
+
+    def frames(self, one: StreamEvent, take: Callable[[StreamEvent], list[bytes]]) -> list[bytes]:
+        """Return what an event adds to the answer, as ``take`` writes it, and note the event.
+
+        Nothing is added by what was shown before. Raises StreamError if that was not the same.
+        """
+        prompt, event = one
+        if not isinstance(event, Event):
+            return take(one)
+        if left := self._again.get((prompt, event.seq_id[1])):
+            if left.popleft() != event.token:
+                raise self._diverged("the server that goes on has another answer")
+            if self._is_anew:
+                take(one)
+            return []
+        frames = take(one)
+        self._notes.append(line(entry_of(prompt, event)))
+        return frames
+
+    def notes(self) -> bytes:
+        """Return the lines since the last call."""
+        notes, self._notes = self._notes, []
+        return b"".join(notes)
+
+    def _diverged(self, why: str) -> StreamError:
+        self._notes.append(DIVERGED)
+        return StreamError(f"the server that answered has ended, and {why}: ask again", 503)
+
+
+def spent_line(num_tokens: int) -> bytes:
+    """Return the line after a whole journal: tokens of the caller's key since the start."""
+    return line({"spent": num_tokens})
+
+
+def spent_in(lines: bytes) -> int | None:
+    """Return what that line says; None for any other."""
+    return int(json.loads(lines)["spent"]) if lines.startswith(b'{"spent"') else None
+
+
+def is_diverged(lines: bytes) -> bool:
+    """Whether lines of a journal say that an answer could not be continued."""
+    return lines.endswith(DIVERGED)

@@ -1,1 +1,0 @@
-"""The HTTP edge: an OpenAI-compatible server over one engine."""

@@ -1,0 +1,484 @@
+"""Every field is honoured or refused by its name; every error has OpenAI's shape; never a 5xx."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.serve.dialects.openai.documented import ChatCompletion, Completion
+from tests.engine.test_llm import HELLO
+from tests.serve.serving import Served, serving
+from tests.waiting import PATIENCE_S, eventually
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
+GO_ON: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+FORM = {"content_type": "text/plain", "origin": "http://localhost"}  # as a page sends it unasked
+PICTURE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
+WRONG = [True, "5", [], {}, float("nan")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 10**30}, "n"),
+        ({"n": 1.0}, "n"),
+        ({"stop": ["a"] * 65}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [7]}, "stop[0]"),
+        ({"stop": "a" * 1025}, "stop"),
+        ({"stop": ["a", "b" * 1025]}, "stop[1]"),
+        ({"seed": 1 << 63}, "seed"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"logit_bias": {"7": 101}}, "logit_bias.7"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"410": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"stop_token_ids": [410]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"max_tokens": 1 << 63}, "max_tokens"),
+        ({"min_tokens": 5}, "min_tokens"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 0.001}, "repetition_penalty"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        *[({name: value}, name) for name in ("temperature", "n", "top_k") for value in WRONG],
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_what_is_wrong_is_named(
+    served: Served, path: str, fields: dict[str, Any], param: str
+) -> None:
+    status, error = served.refused(path, (ASK if path == CHAT else GO_ON) | fields)
+    assert status == 400
+    assert (error["param"] or "").startswith(param), error
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "cat", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x " * 200}]}, "messages"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_completion_tokens": 5}, "max_tokens"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template": "{% for"}, "messages"),
+    ],
+)
+def test_what_is_wrong_in_a_chat(served: Served, fields: dict[str, Any], param: str) -> None:
+    status, error = served.refused(CHAT, ASK | fields)
+    assert status == 400
+    assert (error["param"] or "").startswith(param), error
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_the_first_field_that_is_not_supported_is_named(served: Served, path: str) -> None:
+    fields = {"functions": [1], "mirostat": 2, "documents": [1], "logprobs": "x", "n_probs": 5}
+    for names in (list(fields), list(fields)[::-1]):
+        body = {name: fields[name] for name in names} | (ASK if path == CHAT else GO_ON)
+        assert served.refused(path, body)[1]["param"] == names[0]
+
+
+def _nested(depth: int) -> list[Any]:
+    calls: Any = {"function": {}}
+    for _ in range(depth):
+        calls = {"a": calls}
+    return [{"role": "assistant", "content": "", "tool_calls": [calls]}, *HELLO]
+
+
+def test_what_is_nested_too_deeply_is_refused_before_a_template_sees_it(served: Served) -> None:
+    assert served.call(CHAT, ASK | {"messages": _nested(150)})[0] == 200
+    for depth in (200, 490, 600, 5000):
+        body = json.dumps(ASK | {"messages": []}).replace("[]", "%s").encode()
+        deep = b'[{"role":"user","content":"x","tool_calls":[{"a":%s1%s}]}]'
+        deep %= (b"[" * depth, b"]" * depth)
+        status, answer, _ = served.call(CHAT, body % deep)
+        assert (status, answer["error"]["code"]) == (400, "invalid_json"), depth
+        assert "recursion limit" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "field", ['"stop": %s', '"stop": [%s]', '"metadata": {"a": %s}', '"user": %s', '"tools": [%s]']
+)
+def test_half_a_letter_is_refused_everywhere(served: Served, field: str) -> None:
+    for half in (r'"\ud800"', r'"a\udc00"', r'"\ud800\ud800"', r'"\ud83dx"'):
+        body = '{"prompt": "x", "max_tokens": 1, ' + field % half + "}"
+        status, answer, _ = served.call(COMPLETE, body.encode())
+        assert (status, answer["error"]["code"]) == (400, "invalid_json")
+    whole = '{"prompt": "x", "max_tokens": 1, "stop": "\\ud83d\\ude00"}'
+    assert served.call(COMPLETE, whole.encode())[0] == 200
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", [], [[]], ["fine", ""], [410], [-1], [1 << 70], [True], [1.5], [["a"]], ["a", 5], None, 7],
+)
+def test_prompts_that_are_none(served: Served, prompt: Any) -> None:
+    status, error = served.refused(COMPLETE, GO_ON | {"prompt": prompt})
+    assert status == 400
+    assert (error["param"] or "").startswith("prompt"), error
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": 6}, {"best_of": 129}, {"suffix": "x"}])
+def test_what_is_wrong_in_a_completion(served: Served, fields: dict[str, Any]) -> None:
+    status, error = served.refused(COMPLETE, GO_ON | fields)
+    assert (status, error["param"]) == (400, next(iter(fields)))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (COMPLETE, {"stop": ["a"] * 65}, "stop asks for 65: this server allows at most 64"),
+        (COMPLETE, {"min_tokens": 1 << 40}, f"min_tokens is {1 << 40}: "),
+        (CHAT, {"max_tokens": None, "max_completion_tokens": -2}, "max_completion_tokens is "),
+        ("/tokenize", {"prompt": None}, "prompt is missing"),
+        ("/tokenize", {"prompt": None, "messages": []}, "messages is wrong: "),
+    ],
+)
+def test_a_refusal_names_what_was_sent(
+    served: Served, path: str, fields: dict[str, Any], message: str
+) -> None:
+    body = {CHAT: ASK, COMPLETE: GO_ON, "/tokenize": {}}[path] | fields
+    error = served.refused(path, body)[1]
+    assert error["message"].startswith(message)
+    assert error["param"] == message.split()[0]
+
+
+def test_a_chat_of_no_tokens_only_reads_its_prompt(served: Served) -> None:
+    ask = {"messages": [{"role": "user", "content": "Read this."}], "max_tokens": 0}
+    status, found, _ = served.call(CHAT, ask | {"logprobs": True, "max_completion_tokens": 0})
+    choice = found["choices"][0]
+    assert (status, choice["finish_reason"]) == (200, "length")
+    assert not choice["message"]["content"]
+    assert found["usage"]["completion_tokens"] == 0
+    assert found["usage"]["prompt_tokens"] > 0
+
+
+def test_many_stop_strings(served: Served) -> None:
+    stop = [f"never {i}" for i in range(64)]
+    assert served.call(COMPLETE, GO_ON | {"stop": stop})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        (COMPLETE, GO_ON, FORM, 415),
+        (COMPLETE, b" " * ((8 << 20) + 1), {}, 413),
+        (COMPLETE, GO_ON | {"prompt": []}, {}, 400),
+    ],
+)
+def test_refusals_have_a_code(
+    served: Served, path: str, body: Any, headers: dict[str, str], status: int
+) -> None:
+    found, error = served.refused(path, body, **headers)
+    assert found == status
+    assert error["code"]
+
+
+def test_a_bug_has_a_code_too(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.running.service, "reply", None)
+    status, error = served.refused(COMPLETE, GO_ON)
+    assert (status, error["code"]) == (500, "internal_error")
+
+
+def test_flags_lower_the_limits(model: Path) -> None:
+    bounds = {"max_n": 2, "max_stop": 1, "max_logprobs": 3, "max_temperature": 1.0}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    at_most: dict[str, Any] = {"n": 2, "stop": ["a"], "temperature": 1, "logit_bias": {"5": -10}}
+    beyond: dict[str, Any] = {"n": 3, "stop": ["a", "b"], "temperature": 1.1, "logprobs": 4}
+    with serving(model, **bounds, max_logit_bias=10.0) as served:
+        allowed = chat | at_most | {"logprobs": True, "top_logprobs": 3}
+        assert served.call(CHAT, allowed)[0] == 200
+        for name, value in (beyond | {"logit_bias": {"5": -11}}).items():
+            status, error = served.refused(COMPLETE, {"prompt": "Hi", name: value})
+            assert (status, error["param"]) == (400, name)
+        status, error = served.refused(CHAT, chat | {"logprobs": True, "top_logprobs": 4})
+        assert (status, error["param"]) == (400, "top_logprobs")
+        assert error["message"] == "top_logprobs asks for 4: this server allows at most 3"
+
+
+def test_values_that_change_nothing_are_let_pass(served: Served) -> None:
+    nothing = dict.fromkeys(
+        ("tools", "stop", "seed", "n", "temperature", "logit_bias", "stream_options", "audio")
+    )
+    nothing |= {"response_format": {"type": "text"}, "tools": [], "priority": 0, "store": False}
+    nothing |= {"user": "me", "metadata": {"a": "b"}, "tool_choice": "none"}
+    assert served.call(CHAT, ASK | nothing)[0] == 200
+    nothing.pop("audio")
+    assert served.call(COMPLETE, GO_ON | nothing | {"best_of": 1, "suffix": ""})[0] == 200
+
+
+def test_what_cannot_change_an_answer_is_dropped_and_named(served: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    part = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": [part], "cache_control": {}, "whatever": None}
+    body = ASK | {"tools": tools, "tool_choice": "none", "messages": [message], "whatever": None}
+    status, answer, headers = served.call(CHAT, body | {"temperature": 0})
+    assert status == 200
+    dropped = "messages.cache_control, messages.content.cache_control"
+    assert headers["x-ridgeline-ignored"] == dropped
+    plain, found, headers = served.call(CHAT, ASK | {"messages": HELLO, "temperature": 0})
+    assert (plain, found["choices"]) == (200, answer["choices"])
+    assert "x-ridgeline-ignored" not in headers
+    body = {"messages": [message]}
+    assert served.call("/tokenize", body)[2]["x-ridgeline-ignored"].startswith("messages.")
+    nulls = {"metadata": {"a": None, "b": "c"}, "logit_bias": {"50": None, "51": 100}}
+    nulls |= {"stream": True, "stream_options": {"include_usage": None, "other": None}}
+    assert served.call(COMPLETE, GO_ON | nulls)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"prefix": True}, "messages[0].prefix"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+    ],
+)
+def test_what_could_change_an_answer_is_refused(
+    served: Served, message: dict[str, Any], param: str
+) -> None:
+    said = {"role": "assistant", "content": "x"} | message
+    error = served.refused(CHAT, ASK | {"messages": [said, *HELLO]})[1]
+    assert param in error["message"]
+
+
+def test_the_log_says_why_a_request_was_refused(served: Served) -> None:
+    for path, body, headers in (
+        (COMPLETE, GO_ON | {"mirostat": 1}, {}),
+        (COMPLETE, GO_ON | {"max_tokens": -2}, {}),
+        (CHAT, ASK, FORM),
+        ("/v1/nothing", {}, {}),
+    ):
+        before = len(served.lines)
+        status, error = served.refused(path, body, **headers)
+        wanted = (f"status={status}", f"error={json.dumps(error['message'])}")
+        eventually(  # lines of requests before may still come
+            lambda wanted=wanted, before=before: any(
+                all(part in line for part in wanted) for line in served.lines[before:]
+            )
+        )
+
+
+def test_message_forms(served: Served) -> None:
+    """Parts are joined; developer, system, assistant and tool messages reach the template."""
+
+    def ids(messages: list[dict[str, Any]], **more: Any) -> Any:
+        status, found, _ = served.call("/tokenize", {"messages": messages, **more})
+        assert status == 200
+        return found["tokens"]
+
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    user = {"role": "user", "content": "a\nb"}
+    assert ids([{"role": "user", "content": parts}]) == ids([user])
+    for role in ("system", "developer", "assistant", "tool"):
+        assert ids([{"role": role, "content": "x", "name": "n"}, user]) != ids([user])
+    system = {"role": "system", "content": "x"}
+    assert ids([system | {"role": "developer"}, user]) == ids([system, user])
+    begun = [user, {"role": "assistant", "content": "I"}]
+    assert ids(begun, continue_final_message=True) == ids(begun, add_generation_prompt=False)
+
+
+def test_what_sampling_parameters_do(served: Served) -> None:
+    """Each is passed on: it changes the answer as it should."""
+
+    def text(**fields: Any) -> str:
+        base = {"prompt": "hello", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+        status, found, _ = served.call(COMPLETE, base | fields)
+        assert status == 200, found
+        return str(found["choices"][0]["text"])
+
+    plain = text()
+    assert text(temperature=2, top_k=1) == text(temperature=2, top_p=0) == plain
+    assert text(temperature=2, min_p=1) == plain
+    assert text(temperature=2, seed=5) == text(temperature=2, seed=5) != plain
+    for changed in (
+        {"repetition_penalty": 50},
+        {"presence_penalty": 2},
+        {"frequency_penalty": 2},
+        {"logit_bias": {"50": 100}},
+    ):
+        assert text(**changed) != plain, changed
+    always = {"logit_bias": {"50": 100}, "stop_token_ids": [50]}
+    assert text(**always) == ""
+    assert text(**always, min_tokens=100) != ""
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status"),
+    [
+        ("GET", "/nothing", None, {}, 404),
+        ("GET", CHAT, None, {}, 405),
+        ("DELETE", "/metrics", None, {}, 405),
+        ("POST", CHAT, b"{", {}, 400),
+        ("POST", CHAT, b"", {}, 400),
+        ("POST", CHAT, b"[1]", {}, 400),
+        ("POST", CHAT, b"null", {}, 400),
+        ("POST", CHAT, b"[" * 100_000, {}, 400),
+        ("POST", CHAT, b'{"n": ' + b"9" * 10_000 + b"}", {}, 400),
+        ("POST", CHAT, b"\xff\xfe{}", {}, 400),
+        ("POST", COMPLETE, b'{"prompt": "\\ud800"}', {}, 400),
+        ("POST", COMPLETE, b'{"prompt": "x", "temperature": NaN}', {}, 400),
+        ("POST", COMPLETE, b'{"prompt": "x", "temperature": 1e400}', {}, 400),
+        ("POST", COMPLETE, b"{}", FORM, 415),
+        ("POST", COMPLETE, b"{}", {"content_encoding": "gzip"}, 415),
+        ("POST", COMPLETE, b" " * ((8 << 20) + 1), {}, 413),
+    ],
+)
+def test_what_is_no_request(
+    served: Served,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: dict[str, str],
+    status: int,
+) -> None:
+    found, answer, _ = served.call(path, body, method, **headers)
+    assert found == status, answer
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    text = json.dumps(answer)
+    assert not any(leak in text for leak in ("Traceback", "/src/", ".py", "0x"))
+
+
+@pytest.mark.parametrize("more", [{}, {"include_timings": True, "n": 2, "stop": ["a", "e"]}])
+def test_answers_have_the_documented_shape(served: Served, more: dict[str, Any]) -> None:
+    ranked = {"logprobs": True, "top_logprobs": 2}
+    for wish in (ASK | more, ASK | more | ranked):
+        ChatCompletion.model_validate_json(json.dumps(served.call(CHAT, wish)[1]))
+    for wish in (GO_ON | more, GO_ON | more | {"logprobs": 2, "echo": True}):
+        Completion.model_validate_json(json.dumps(served.call(COMPLETE, wish)[1]))
+
+
+def test_the_openapi_document_has_every_field(served: Served) -> None:
+    status, document, _ = served.call("/openapi.json")
+    assert status == 200
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert {"messages", "temperature", "top_logprobs", "include_timings"} <= fields.keys()
+
+
+def test_requests_are_answered_while_the_openapi_document_is_made(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = threading.Event(), threading.Event()
+
+    def slow() -> dict[str, Any]:
+        begun.set()
+        return {"is_alone": not answered.wait(PATIENCE_S)}
+
+    with serving(model) as served, ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(served.running.app, "openapi", slow)
+        document = pool.submit(served.call, "/openapi.json")
+        assert begun.wait(PATIENCE_S)
+        assert served.call("/health")[0] == 200
+        answered.set()
+        assert document.result()[1] == {"is_alone": False}
+
+
+def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:
+    """It works without a network, and tells nobody that it is used."""
+    pages = 0
+    for route in served.running.app.routes:
+        path = getattr(route, "path", "")
+        if "{" in path or path in ("/v1/live", "/openapi.json"):
+            continue
+        _, body, headers = served.call(path)
+        if headers.get("content-type", "").startswith("text/html"):
+            pages += 1
+            assert b'="http' not in body
+    assert pages
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n": 0}, "n is 0: it must be greater than or equal to 1"),
+        ({"n": True}, "n is true: it must be a valid integer"),
+        ({"temperature": 2.1}, "temperature is 2.1: it must be less than or equal to 2"),
+        ({"n": 10**30}, "n is wrong: it must be less than or equal to 128"),
+        ({"stop": ["b" * 1025]}, "stop[0] is wrong: it must have at most 1024 characters"),
+        ({"user": ["secret"]}, "user is wrong: it must be a valid string"),
+        ({"max_tokens": "secret"}, "max_tokens is wrong: it must be a valid integer"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name is \"a b\": it must match pattern '^[A-Za-z0-9_-]{1,128}$'",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "secret " * 20}}]},
+            "tools[0].function.name is wrong: it must match pattern '^[A-Za-z0-9_-]{1,128}$'",
+        ),
+    ],
+)
+def test_a_message_shows_a_value_that_is_no_text_of_a_user(
+    served: Served, fields: dict[str, Any], message: str
+) -> None:
+    assert served.refused(CHAT, ASK | fields)[1]["message"] == message
+
+
+def test_a_bias_of_nothing_may_have_any_key_and_others_are_all_named(served: Served) -> None:
+    body = {"messages": HELLO, "max_tokens": 1}
+    assert served.call(CHAT, body | {"logit_bias": {"foo": 0, "7": 0.0}})[0] == 200
+    status, error = served.refused(CHAT, body | {"logit_bias": {"bad1": 50, "bad2": 2, "ok": 0}})
+    assert (status, error["param"]) == (400, "logit_bias")
+    assert "'bad1', 'bad2'" in error["message"]
+    assert served.refused(CHAT, body | {"logit_bias": {"foo": False}})[0] == 400
+
+
+def test_a_prompt_is_cut_from_the_left_if_that_is_asked_for(served: Served) -> None:
+    ids = [*range(40, 90)] * 4  # longer than the model takes
+    body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    for most, kept in ((5, ids[-5:]), (-1, ids[-120:])):
+        answer = served.call(COMPLETE, body | {"prompt": ids, "truncate_prompt_tokens": most})[1]
+        expected = served.call(COMPLETE, body | {"prompt": kept})[1]
+        (choice,), (same,) = answer["choices"], expected["choices"]
+        assert choice["prompt_token_ids"] == kept
+        assert choice["text"] == same["text"]
+        assert answer["usage"]["prompt_tokens"] == len(kept)
+    chat = body | {"messages": HELLO, "truncate_prompt_tokens": 3}
+    whole = served.call(CHAT, body | {"messages": HELLO})[1]["prompt_token_ids"]
+    assert served.call(CHAT, chat)[1]["prompt_token_ids"] == whole[-3:]
+    status, error = served.refused(COMPLETE, body | {"prompt": ids, "truncate_prompt_tokens": 0})
+    assert (status, error["param"]) == (400, "truncate_prompt_tokens")
+    assert served.refused(COMPLETE, body | {"prompt": ids})[0] == 400
+
+
+def test_a_stop_string_is_kept_under_sglangs_name_too(served: Served) -> None:
+    body = {"prompt": "hello", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    text = served.call(COMPLETE, body)[1]["choices"][0]["text"]
+    body |= {"stop": text[3:5]}
+    kept = served.call(COMPLETE, body | {"no_stop_trim": True})[1]["choices"][0]["text"]
+    same = served.call(COMPLETE, body | {"include_stop_str_in_output": True})[1]
+    assert kept == same["choices"][0]["text"]
+    assert kept.endswith(text[3:5])
+
+
+def test_best_of_none_is_what_one_answer_is(served: Served) -> None:
+    body = {"prompt": "hello", "max_tokens": 4, "seed": 1}
+    plain, none = (served.call(COMPLETE, body | more)[1] for more in ({}, {"best_of": 0}))
+    assert none["choices"] == plain["choices"]
+    assert none["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]

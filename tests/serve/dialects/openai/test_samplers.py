@@ -1,0 +1,184 @@
+"""Samplers through the server: each field is honoured, or refused by its name with a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engine.test_llm import HELLO
+from tests.serve.serving import Served
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 60, "seed": 4, "ignore_eos": True}
+GO_ON: dict[str, Any] = {"prompt": "one two one two", **ASK}
+del GO_ON["messages"]
+ALWAYS_XTC = {"xtc_probability": 1, "xtc_threshold": 0.001}
+
+
+def answer(served: Served, path: str, fields: dict[str, Any]) -> str:
+    status, body, headers = served.call(path, (ASK if path == CHAT else GO_ON) | fields)
+    assert status == 200, body
+    assert "x-ridgeline-ignored" not in headers
+    choice = body["choices"][0]
+    return str(choice["message"]["content"] if path == CHAT else choice["text"])
+
+
+@pytest.mark.parametrize(
+    ("base", "fields"),
+    [
+        ({}, {"typical_p": 0.2}),
+        ({}, {"top_n_sigma": 0.5}),
+        ({}, ALWAYS_XTC),
+        (ALWAYS_XTC, {"xtc_threshold": 0.4}),
+        ({}, {"dry_multiplier": 30}),
+        ({"dry_multiplier": 3, "dry_base": 1}, {"dry_base": 3}),
+        ({"dry_multiplier": 30}, {"dry_allowed_length": 3}),
+        ({"dry_multiplier": 30}, {"dry_penalty_last_n": 2}),
+        ({"dry_multiplier": 30}, {"dry_sequence_breakers": ["G", "H"]}),
+        ({}, {"allowed_token_ids": [50, 51, 52]}),
+        ({}, {"bad_words": ["a", "b", "c", "d", "e", "f", "g"]}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_each_field_is_honoured(
+    served: Served, path: str, base: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """It changes the answer, to one that comes again."""
+    base = base | {"temperature": 2}
+    if "dry_multiplier" in base | fields:  # there must be repeats
+        base = base | {"allowed_token_ids": list(range(40, 46))}
+    changed = answer(served, path, base | fields)
+    assert changed != answer(served, path, base)
+    assert changed == answer(served, path, base | fields)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_values_that_switch_off_change_nothing(served: Served, temperature: float) -> None:
+    off: list[dict[str, Any]] = [
+        {"typical_p": 1, "top_n_sigma": -1, "xtc_probability": 0, "dry_multiplier": 0},
+        {"typical_p": 1.0, "top_n_sigma": 0, "xtc_probability": 0.0, "dry_multiplier": 0.0},
+        {"xtc_probability": 1, "xtc_threshold": 0.6},
+        {"dry_multiplier": 5, "dry_penalty_last_n": 0, "dry_base": 2, "dry_allowed_length": 1},
+        {"dry_sequence_breakers": ["x"], "xtc_threshold": 0.2, "bad_words": []},
+        dict.fromkeys(
+            ("typical_p", "dry_multiplier", "allowed_token_ids", "bad_words", "mirostat")
+        ),
+        {"mirostat": 0, "smoothing_factor": 0},
+        {"dynatemp_range": 0.0, "adaptive_target": -1},
+    ]
+    plain = answer(served, COMPLETE, {"temperature": temperature})
+    for fields in off:
+        assert answer(served, COMPLETE, {"temperature": temperature} | fields) == plain
+
+
+def test_greedy_answers_know_no_filters(served: Served) -> None:
+    filters = {"typical_p": 0.1, "top_n_sigma": 0.1, **ALWAYS_XTC}
+    greedy = answer(served, CHAT, {"temperature": 0})
+    assert answer(served, CHAT, {"temperature": 0} | filters) == greedy
+    assert "answer" in greedy
+    assert answer(served, CHAT, {"temperature": 0, "bad_words": ["answer"]}).count("answer") == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"typical_p": 1.1}, "typical_p"),
+        ({"typical_p": -0.1}, "typical_p"),
+        ({"typical_p": "1"}, "typical_p"),
+        ({"top_n_sigma": -2}, "top_n_sigma"),
+        ({"top_n_sigma": 101}, "top_n_sigma"),
+        ({"xtc_probability": 2}, "xtc_probability"),
+        ({"xtc_probability": True}, "xtc_probability"),
+        ({"xtc_threshold": -1}, "xtc_threshold"),
+        ({"dry_multiplier": -1}, "dry_multiplier"),
+        ({"dry_multiplier": 1e9}, "dry_multiplier"),
+        ({"dry_base": 0.5}, "dry_base"),
+        ({"dry_allowed_length": 0}, "dry_allowed_length"),
+        ({"dry_allowed_length": 2.0}, "dry_allowed_length"),
+        ({"dry_allowed_length": 1025}, "dry_allowed_length"),
+        ({"dry_penalty_last_n": -2}, "dry_penalty_last_n"),
+        ({"dry_penalty_last_n": 1 << 31}, "dry_penalty_last_n"),
+        ({"dry_sequence_breakers": "x"}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": ["a"] * 65}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": [1]}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": ["a" * 257]}, "dry_sequence_breakers"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [410]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+        ({"allowed_token_ids": ["5"]}, "allowed_token_ids"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids"),
+        ({"bad_words": "word"}, "bad_words"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["a" * 257]}, "bad_words"),
+        ({"bad_words": ["a"] * 1025}, "bad_words"),
+        ({"bad_words": [["a"]]}, "bad_words"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_what_is_wrong_is_named(
+    served: Served, path: str, fields: dict[str, Any], param: str
+) -> None:
+    status, error = served.refused(path, (ASK if path == CHAT else GO_ON) | fields)
+    assert status == 400
+    assert error["param"].startswith(param), error
+    assert error["message"].startswith(param), error
+
+
+@pytest.mark.parametrize(
+    ("fields", "way_out"),
+    [
+        ({"mirostat": 2}, "use top_n_sigma or min_p"),
+        ({"mirostat": True}, "use top_n_sigma"),
+        ({"dynatemp_range": 0.5}, "use temperature with min_p"),
+        ({"adaptive_target": 0.5}, "use xtc_probability"),
+        ({"smoothing_factor": 0.2}, "use temperature"),
+        ({"logits_processors": ["x"]}, "use logit_bias, allowed_token_ids, bad_words or"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_what_there_is_not_is_refused_with_what_there_is(
+    served: Served, path: str, fields: dict[str, Any], way_out: str
+) -> None:
+    name = next(iter(fields))
+    status, error = served.refused(path, (ASK if path == CHAT else GO_ON) | fields)
+    assert (status, error["param"], error["code"]) == (400, name, "unsupported_parameter")
+    assert error["message"].startswith(f"{name} is not supported")
+    assert way_out in error["message"]
+
+
+def test_nothing_left_to_choose_ends_one_answer_alone(served: Served) -> None:
+    """The second token would complete a bad word, and no other is allowed."""
+    text = served.running.service.text
+    pair = text.tokenizer.encode("zz", add_bos=False)
+    assert pair[0] == pair[1]
+    fields = {"allowed_token_ids": pair, "bad_words": ["zz"]}
+    status, error = served.refused(COMPLETE, GO_ON | fields)
+    assert (status, error["code"]) == (400, "invalid_value")
+    assert "every token is ruled out" in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_what_leaves_no_token_is_refused(served: Served, path: str) -> None:
+    text = served.running.service.text
+    letters = [t for t in range(400) if text.spell(t) in ("a", " a")]
+    (end,) = text._eos_ids
+    ask = (ASK if path == CHAT else GO_ON) | {"ignore_eos": False}
+    for fields, name in (
+        ({"allowed_token_ids": letters, "bad_words": ["a"]}, "bad_words"),
+        ({"allowed_token_ids": [end], "min_tokens": 1}, "min_tokens"),
+        ({"allowed_token_ids": [end, *letters], "min_tokens": 1, "bad_words": ["a"]}, "min_tokens"),
+        ({"allowed_token_ids": [50], "min_tokens": 1, "stop_token_ids": [50]}, "min_tokens"),
+    ):
+        status, error = served.refused(path, ask | fields)
+        assert (status, error["param"]) == (400, "allowed_token_ids")
+        assert f"only tokens that {name} excludes" in error["message"]
+    for fields in (
+        {"allowed_token_ids": [end, 50], "min_tokens": 1},
+        {"allowed_token_ids": [end], "min_tokens": 0},
+        {"allowed_token_ids": [end], "min_tokens": 1, "ignore_eos": True},
+    ):
+        assert served.call(path, ask | fields)[0] == 200
