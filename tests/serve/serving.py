@@ -27,8 +27,7 @@ from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.listening import bind
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.main import Running
-from ridgeline.trust.audit.log import AuditLog
-from ridgeline.trust.audit.opened import audit_log
+from ridgeline.trust.audit.log import AuditLog, audit_log
 from tests.waiting import PATIENCE_S, connected, eventually
 
 JSON = {"content-type": "application/json"}

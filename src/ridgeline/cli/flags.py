@@ -1,8 +1,14 @@
-"""Dataclasses as flags: one flag for each field, with the help that the field brings."""
+"""What a command is given: dataclasses as flags, and text whatever the locale and the terminal.
+
+There is one flag for each field, with the help that the field brings.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
+import select
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import wraps
@@ -20,6 +26,8 @@ _NOT_OF_A_TYPE = {
     "float_parsing": "a number",
     "bool_parsing": "yes or no",
 }
+_STDIN_WAIT_S = 10.0  # for the first of what another program may still have to compute
+_MAX_STDIN_CHARS = 8 << 20
 
 
 class UsageError(Exception):
@@ -97,3 +105,45 @@ def flags(
 def _flag(field: Field[Any], help: str | None) -> Any:
     said = help or field.metadata["help"]
     return typer.Option(help=said, envvar=field.metadata.get("envvar"))
+
+
+def as_text(argument: str, name: str = "") -> str:
+    """Return an argument as the text it was, if the locale could not spell it.
+
+    Raises UsageError, which calls it by its ``name`` or quotes it, for bytes that are not UTF-8.
+    """
+    if not any("\ud800" <= char <= "\udfff" for char in argument):
+        return argument
+    try:
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"{name or repr(argument)} is not UTF-8 at byte {error.start}"
+        raise UsageError(f"{where}: {error.reason}") from error
+
+
+def with_stdin(prompt: str | None) -> str | None:
+    """Return PROMPT and after it what is piped in; None where a chat is meant."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return prompt
+    piped = _piped(None if prompt is None else _STDIN_WAIT_S)
+    if prompt is None and not piped.strip():
+        raise UsageError("standard input is empty: give a PROMPT, or start a chat in a terminal")
+    if not prompt or not piped.strip():
+        return prompt or piped
+    return f"{prompt}\n\n{piped}"
+
+
+def _piped(wait_s: float | None) -> str:
+    """Return standard input, "" where it is closed or stays silent for so long."""
+    if sys.stdin is None:
+        return ""
+    if not select.select([sys.stdin], [], [], wait_s)[0]:
+        print("note: nothing came on standard input; only PROMPT is answered", file=sys.stderr)
+        return ""
+    try:
+        text = sys.stdin.read(_MAX_STDIN_CHARS + 1)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not text: {error}") from error
+    if len(text) > _MAX_STDIN_CHARS:
+        raise UsageError(f"standard input has more than {_MAX_STDIN_CHARS:,} characters")
+    return as_text(text, "standard input")

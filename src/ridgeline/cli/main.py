@@ -45,10 +45,9 @@ from ridgeline.cli.commands.repl import answer, chat
 from ridgeline.cli.commands.replay import replay_command
 from ridgeline.cli.commands.simulate import simulate_command
 from ridgeline.cli.commands.stage import stage
-from ridgeline.cli.flags import UsageError, flags, reason_of
+from ridgeline.cli.flags import UsageError, as_text, flags, reason_of, with_stdin
 from ridgeline.cli.help import App
 from ridgeline.cli.loading import load_guard, load_model, loaded, seeded
-from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.engine.calibration.kept import save_calibration
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options

@@ -33,7 +33,7 @@ from ridgeline.model.hub.find import is_hub_name
 from ridgeline.model.hub.pull import pull
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.serve.aliases import Aliases
-from ridgeline.serve.dialects.llamacpp.lm_studio import listed
+from ridgeline.serve.dialects.llamacpp.routes import listed
 from ridgeline.serve.dialects.ollama.managing import add_management
 from ridgeline.serve.dialects.ollama.models import VERSION, entry, loaded
 from ridgeline.serve.http.error_handlers import add_errors

@@ -1,15 +1,19 @@
-"""``ridgeline serve`` with several models or servers: a socket, a router and signals."""
+"""``ridgeline serve`` with several models or servers: a socket, a router, batches and signals."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import httpx2
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from ridgeline.backends import AUTO
 from ridgeline.engine.setup.home import default_home
@@ -17,16 +21,17 @@ from ridgeline.engine.setup.locate import locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import say
 from ridgeline.fleet.app import Router, new_app
-from ridgeline.fleet.batches import batches_of
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.places.ray_place import RayCluster, RayServers, command_of, connected
 from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.joined import Door, JoinedServer, add_door
 from ridgeline.fleet.servers.slot import Slot
-from ridgeline.fleet.servers.variables import ServerFlags
+from ridgeline.fleet.servers.variables import ServerFlags, own_name
 from ridgeline.fleet.servers.worker import Worker
 from ridgeline.foresight.routing.scaling import Scaling
 from ridgeline.serve.aliases import Aliases
+from ridgeline.serve.batches.background import Batches, store_of
+from ridgeline.serve.batches.routes import add_batches
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.limits import Limits
 from ridgeline.serve.http.listening import bind, bind_unix, certificate_settings, unbound
@@ -39,12 +44,16 @@ from ridgeline.serve.tunnel.proof import NotTaken
 from ridgeline.system.machine import raise_file_limit
 from ridgeline.system.shared_key import read_key
 from ridgeline.trust.receipts.http.route import add_receipts, signer_of
+from ridgeline.version import __version__
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.trust.audit.log import AuditLog
     from ridgeline.trust.rules.file import RulesFile
 
 _ROUTER = "router"  # the folder of its own audit log
+_STORE = "several models"  # the files of batches: no model is called so
+_MOST_AT_ONCE = 16  # requests of a batch: a model that needs memory waits until these have ended
+_REST_S = 0.1  # between two looks whether a model still waits for memory
 _KEEP_ALIVE_S, _FOR_EVER = 300.0, -1.0  # defaults: for several models, and for one
 
 
@@ -92,7 +101,7 @@ class RunningFleet:
             silence_timeout_s=options.silence_timeout,
             shutdown_timeout_s=options.shutdown_timeout,
             write=log.line,
-            on_ready=_naming(audit) if audit else None,
+            on_ready=partial(name_log, audit) if audit else None,
         )
         is_open = options.fleet_key_file is not None
         self.door = Door(self._fleet_key, self._join, log.line) if is_open else None
@@ -218,12 +227,6 @@ class RunningFleet:
         return read_rules(self._options.rules, self.keys.labels)
 
 
-def _naming(audit: AuditLog) -> Callable[[Slot, Worker], Coroutine[Any, Any, None]]:
-    from ridgeline.fleet.audit import name_log  # routers without a log need not import this
-
-    return partial(name_log, audit)
-
-
 def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None:
     """Serve several models, each loaded when it is asked for, until a signal ends it.
 
@@ -238,7 +241,7 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     catalogue = Catalogue(models, options.models_dir, options.served_model_name or ())
     if options.audit:
         # Routers without it need not import this.
-        from ridgeline.trust.audit.opened import audit_log
+        from ridgeline.trust.audit.log import audit_log
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     with (
@@ -302,3 +305,44 @@ def _loaded_later(names: Sequence[str], url: str) -> str:
         f"{count} ready at {url} (OpenAI API: {url}/v1): {shown}; each is loaded "
         f"when it is first asked for"
     )
+
+
+def batches_of(
+    app: FastAPI,
+    pool: Pool,
+    keys: Keys,
+    options: ServeOptions,
+    home: Path | None,
+    audit: AuditLog | None,
+) -> Batches | None:
+    """Add the routes to a router's application; return what has to be started, if anything has.
+
+    In the models' servers, batches give way to other requests. Where a model waits for memory that
+    others have, no further request of a batch begins. ``audit`` gets a line for each request that
+    no model answers.
+    """
+
+    async def in_quiet(scope: Scope, receive: Receive, send: Send) -> None:
+        while pool.num_waiting:
+            await asyncio.sleep(_REST_S)
+        await app(scope, receive, send)
+
+    store = store_of(home, _STORE)
+    if isinstance(store, str):
+        add_batches(app, store, options)
+        return None
+    batches = Batches(store, in_quiet, keys, f"router {__version__}", _MOST_AT_ONCE, audit)
+    add_batches(app, batches, options)
+    return batches
+
+
+async def name_log(log: AuditLog, slot: Slot, worker: Worker) -> None:
+    """Write which log a server has that is ready, if it has one.
+
+    The folder of a server of another machine is not beside the router's.
+    """
+    with contextlib.suppress(httpx2.HTTPError):  # it has ended
+        if found := await worker.log_id():
+            name = own_name(slot.name, worker.number)
+            said = {"server": name, "folder": None if worker.node else name, "server_log": found}
+            log.submit({"event": "server", **said})

@@ -24,9 +24,9 @@ from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
 from ridgeline.foresight.routing.prompt import PromptKeys
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.limits import Limits
+from ridgeline.serve.http.listening import SocketFolder
 from ridgeline.serve.http.turns import in_thread
 from ridgeline.serve.main import TUNNEL_KEY
-from ridgeline.serve.tunnel.folder import SocketFolder
 from ridgeline.system.machine import memory_of
 
 _LOOK_S = 1.0  # between two looks at a model that is in use

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.datastructures import State
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
@@ -45,13 +47,13 @@ from ridgeline.serve.http.gate import check_operator, own_view
 from ridgeline.serve.http.json_body import BodyRoute
 from ridgeline.serve.http.static import FILES
 from ridgeline.serve.lora import add_lora
-from ridgeline.serve.model_list import add_models
 from ridgeline.serve.observe.explain_route import add_explain
 from ridgeline.serve.observe.live import MOST_READERS
 from ridgeline.serve.plans.routes import add_plans
 from ridgeline.serve.prompts import Ids
 from ridgeline.serve.service import Service
 from ridgeline.serve.sleeping import add_sleep
+from ridgeline.system.machine import memory_of
 from ridgeline.trust.guards.moderations import add_moderations
 from ridgeline.trust.receipts.http.route import add_receipts
 from ridgeline.version import __version__
@@ -85,7 +87,7 @@ def new_app(service: Service) -> FastAPI:
     add_sleep(app, service.naps)
     if service.audit:
         # Servers without it need not import this.
-        from ridgeline.trust.audit.route import add_audit
+        from ridgeline.trust.audit.requests import add_audit
 
         add_audit(app, service.audit)
     add_receipts(app, lambda: service.signer)
@@ -263,3 +265,48 @@ def _add_status(app: FastAPI, service: Service) -> None:
         seen = own_view(request.state)
         text = await reports.run(lambda: service.metrics.text(seen))
         return PlainTextResponse(text, media_type=service.metrics.content_type)
+
+
+def add_models(app: FastAPI, service: Service) -> None:
+    """Add the routes to an application."""
+    model = {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "ridgeline",
+        "digest": f"sha256:{service.digest}",
+        "system_fingerprint": service.fingerprint,
+        "max_model_len": service.max_model_len,
+        "tool_call_parser": service.text.tool_format.name,
+        "reasoning": service.text.reasoning is not None,
+    }
+
+    def entries(state: State) -> list[dict[str, Any]]:
+        status = {
+            "value": "loaded",
+            "num_requests": service.engine.num_streams if state.is_operator else None,
+            "resident_bytes": memory_of(os.getpid()).resident_bytes,
+            "unload_s": None,
+        }
+        named = [model | {"id": name, "status": status} for name in service.names]
+        others = [
+            model | {"id": name, "parent": service.name, "status": status}
+            for name in service.other_names
+        ]
+        return [*named, *service.loras.entries(model), *others]
+
+    @app.get("/v1/models", responses=ERRORS)
+    async def models(request: Request) -> dict[str, Any]:
+        """List the one model, and its adapters."""
+        return {"object": "list", "data": entries(request.state)}
+
+    @app.get("/v1/models/{name:path}", responses=ERRORS)
+    async def one_model(name: str, request: Request) -> dict[str, Any]:
+        """Describe the model, or an adapter."""
+        all_of_them = entries(request.state)
+        for one in all_of_them:
+            if one["id"] == name:
+                return one
+        if service.is_called(name):
+            return all_of_them[0]
+        raise ApiError(404, f"there is no model {name[:80]!r} here", code="model_not_found")

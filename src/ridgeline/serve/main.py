@@ -198,7 +198,7 @@ def serve(
     options = replace(options, uds=joining.socket) if joining else options
     if options.audit:
         # Servers without it need not import this.
-        from ridgeline.trust.audit.opened import audit_log
+        from ridgeline.trust.audit.log import audit_log
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)

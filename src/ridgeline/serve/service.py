@@ -36,8 +36,8 @@ from ridgeline.serve.dialects.openai.protocol import (
 )
 from ridgeline.serve.dialects.openai.reply import OpenAiWriter, Reply, ResponseWriter
 from ridgeline.serve.dialects.openai.response_builder import ResponseBuilder
+from ridgeline.serve.engine.between_steps import load
 from ridgeline.serve.engine.interface import EngineClient
-from ridgeline.serve.engine.kept_blocks import load
 from ridgeline.serve.engine.request_stream import RequestStream, Screen
 from ridgeline.serve.http.errors import STOPPING, ApiError
 from ridgeline.serve.http.json_body import CAPPED, note_ignored

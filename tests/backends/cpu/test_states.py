@@ -17,7 +17,7 @@ from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.decoding.policies import Static
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.core.step import Step
-from ridgeline.serve.engine.bisect_faults import BisectingRunner
+from ridgeline.serve.engine.async_engine import BisectingRunner
 from tests.backends.reference.test_runner import TOKENS, step, work
 from tests.backends.test_memory import all_bytes
 from tests.backends.test_recurrent import KINDS, REQUESTS, Lone, answers, assert_same, ways

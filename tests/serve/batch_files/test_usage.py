@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ridgeline.serve.batch_files.usage import usage_of
+from ridgeline.serve.batch_files.lines import usage_of
 
 
 def line(body: Any) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from ridgeline.serve.batches.upload import cut_in_few
+from ridgeline.serve.batches.routes import cut_in_few
 from ridgeline.serve.http.errors import ApiError
 from tests.serve.forms import EMPTY_FIELD, END, FILE, FORM, FORMS, GOES_ON, MANY, form
 from tests.serve.serving import Served, serving

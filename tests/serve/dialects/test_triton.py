@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from ridgeline.serve.dialects.triton import documented
 from ridgeline.serve.dialects.triton.protocol import InferRequest, TritonRequest
-from ridgeline.serve.dialects.triton.request import request_of
+from ridgeline.serve.dialects.triton.routes import request_of
 from ridgeline.serve.dialects.triton.tensors import FORMATS, pack, unpack
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.observe.statistics import added

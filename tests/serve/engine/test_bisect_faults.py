@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
-from ridgeline.serve.engine.bisect_faults import BisectingRunner, StepLost
+from ridgeline.serve.engine.async_engine import BisectingRunner, StepLost
 from ridgeline.system.machine import DeviceLost
 
 PLAIN = Sampling(SamplingParams(), 1, ())

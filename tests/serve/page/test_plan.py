@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from ridgeline.serve.plans import one_at_a_time
+from ridgeline.serve.plans import routes
 from ridgeline.system.report import decimal_size
 from tests.serve.page.browsing import DESK, PHONE, browsing, find, says, sees, set_size, texts
 from tests.serve.plans.test_routes import ask, config
@@ -32,7 +32,7 @@ document.body.dispatchEvent(new DragEvent('drop', how));
 def planner(model: Path) -> Iterator[Served]:
     """A server that gives a plan the time that it takes on a busy machine."""
     with pytest.MonkeyPatch.context() as patch, serving(model) as served:
-        patch.setattr(one_at_a_time, "MOST_S", 600.0)
+        patch.setattr(routes, "MOST_S", 600.0)
         yield served
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ridgeline.planner import LoadFlags, PlanFlags, plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.plan import plan_for
-from ridgeline.serve.plans import one_at_a_time, routes
+from ridgeline.serve.plans import routes
 from ridgeline.serve.plans.routes import PlanRequest
 from tests.serve.serving import Served
 from tests.waiting import PATIENCE_S, connected, eventually
@@ -29,7 +29,7 @@ SHORT = {"prompt_tokens": 60, "new_tokens": 6}
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan has the time that it takes on a busy machine."""
-    monkeypatch.setattr(one_at_a_time, "MOST_S", 600.0)
+    monkeypatch.setattr(routes, "MOST_S", 600.0)
 
 
 def config(name: str) -> dict[str, Any]:
@@ -286,8 +286,8 @@ def test_a_plan_for_a_load_is_kept_for_its_other_forms(served: Served) -> None:
 def test_a_plan_that_takes_too_long_ends_amid_a_simulation(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_at_a_time, "MOST_S", 0.1)
-    monkeypatch.setattr(one_at_a_time, "BUSY_TIMES", 10_000)
+    monkeypatch.setattr(routes, "MOST_S", 0.1)
+    monkeypatch.setattr(routes, "BUSY_TIMES", 10_000)
     one = {"model": config("llama-3.1-8b"), "on": "h100-sxm", "tensor_parallel_size": 1}
     status, error = served.refused("/v1/plan", LONG | one)
     assert (status, error["code"]) == (400, "plan_too_long")
@@ -298,7 +298,7 @@ def test_a_plan_that_only_waits_for_a_busy_machine_is_asked_for_again(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it computes is little; only the time that passes is too long, and no request's fault."""
-    monkeypatch.setattr(one_at_a_time, "BUSY_TIMES", 0)
+    monkeypatch.setattr(routes, "BUSY_TIMES", 0)
     one = {"model": config("llama-3.1-8b"), "on": "h100-sxm", "tensor_parallel_size": 1}
     status, answer, headers = served.call("/v1/plan", LONG | one)
     assert (status, answer["error"]["code"]) == (503, "plan_busy")

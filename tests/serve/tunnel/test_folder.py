@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.serve.tunnel.folder import SocketFolder
+from ridgeline.serve.http.listening import SocketFolder
 from tests.waiting import started
 
 OTHER = """
-from ridgeline.serve.tunnel.folder import SocketFolder
+from ridgeline.serve.http.listening import SocketFolder
 print(SocketFolder().path, flush=True)
 input()
 """

@@ -14,8 +14,8 @@ from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.out_file import check_out
 from ridgeline.bench.search.main import SearchFlags, search
 from ridgeline.cli.commands.models import MODEL_HELP, AsJson
+from ridgeline.cli.commands.simulate import ON_HELPS, check_device
 from ridgeline.cli.flags import UsageError, flags
-from ridgeline.cli.on_device import ON_HELPS, check_device
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import OF_DEVICE

@@ -17,13 +17,32 @@ from ridgeline.bench.simulate.sweep import sweep_loads
 from ridgeline.cli.commands.models import MODEL_HELP
 from ridgeline.cli.commands.replay import serve_again
 from ridgeline.cli.flags import UsageError, flags
-from ridgeline.cli.on_device import ON_HELPS, check_device
 from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.simulator.workload import Workload, parse_length
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import AUTO, OF_DEVICE
 
 _FORMATS = {"dtype": "auto", "kv_cache_dtype": "auto"}  # plans know more of them than engines
+
+
+ON_HELPS = {
+    "on": "Simulate this device of `ridgeline plan` instead: 4090, h100, m4-max, a MIG slice such "
+    "as h100-sxm/2g.20gb, or mine: the device that --memory, --bandwidth and --tflops describe.",
+    "tensor_parallel_size": "With --on: number of devices that share each layer. Default: as few "
+    "as hold the model.",
+    "engine": "With --on: engine whose memory rules and times apply: ridgeline, vllm, sglang, "
+    "trtllm or llamacpp. Default: as for plan.",
+}
+
+
+def check_device(plan_flags: PlanFlags) -> None:
+    """Raise UsageError for a flag that says something of a device where none is named."""
+    usual = PlanFlags()
+    for name in OF_DEVICE:
+        if not plan_flags.names_device and getattr(plan_flags, name) != getattr(usual, name):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} is about a device: name one with --on")
+
 
 _MODEL = Annotated[
     str | None,

@@ -21,13 +21,12 @@ from typing import Any
 
 import httpx2
 
-from ridgeline.fleet.servers.child import ChildProcess
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.link import ServerLink
 from ridgeline.serve.http.errors import LEAVING
 from ridgeline.serve.main import TUNNEL_KEY
 from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, told
-from ridgeline.system.machine import Memory
+from ridgeline.system.machine import Memory, memory_of
 
 Loaded = tuple[str, int]  # an adapter: its path, and which reading of it this is
 STATUS_S = 1.0  # for a process to say how it is
@@ -418,3 +417,52 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
         return error.partial
     except asyncio.LimitOverrunError as error:
         return await stream.readexactly(error.consumed)
+
+
+class ChildProcess:
+    """A process of ours.
+
+    Attributes:
+        pid: its number.
+        node: its machine, which is this one; ``place``: nothing, for the same reason.
+        is_leaving: whether it has said so over a link; a child of ours has none.
+        wait: waits until it has ended.
+    """
+
+    node, place, is_leaving = "", "", False
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        """Take a process that has been started."""
+        self._process, self.pid, self.wait = process, process.pid, process.wait
+
+    @property
+    def returncode(self) -> int | None:
+        """How it has ended; None while it runs."""
+        return self._process.returncode
+
+    @property
+    def memory(self) -> Memory:
+        """What it uses now."""
+        return memory_of(self.pid)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it runs; a zombie, whose end nobody has seen yet, has no memory."""
+        return self.memory.resident_bytes > 0
+
+    @property
+    def fate(self) -> str:
+        """How it has ended, or is about to."""
+        code = self.returncode
+        how = f" ({signal.Signals(-code).name})" if code and code < 0 else ""
+        return f"ended by itself{how}"
+
+    def send_signal(self, what: signal.Signals) -> None:
+        """Send it a signal, if it runs.
+
+        ``Process.send_signal`` would first look whether it has ended; how it ended would then be
+        lost to those who wait for it.
+        """
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, what)

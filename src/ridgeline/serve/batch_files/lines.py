@@ -1,4 +1,4 @@
-"""The requests of a file: OpenAI's batch form, or prompts in a column or on lines of their own.
+"""The lines of a batch: requests as OpenAI's form has them or prompts alone, and what answers took.
 
 A line that is no request comes out with the reason, and costs no other line anything. Whether a
 body is right is not asked here: the route that answers it says so.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _MOST_ID_CHARS = 512
 _MOST_CELL_CHARS = 1 << 23
 _MOST_LINE_BYTES = 8 << 20  # as a request over HTTP may have
+
+# What an answer calls its tokens: completions and vectors, and then responses.
+_READ = ("prompt_tokens", "input_tokens")
+_CACHED = ("prompt_tokens_details", "input_tokens_details")
+_WRITTEN = ("completion_tokens", "output_tokens")
+_THOUGHT = ("completion_tokens_details", "output_tokens_details")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +235,25 @@ class _Wrong(Exception):
 
 def _listed() -> str:
     return ", ".join(URLS)
+
+
+def usage_of(lines: Iterable[bytes]) -> dict[str, Any]:
+    """Return the usage of a batch whose output has these lines, added up as OpenAI writes it."""
+    total: Counter[str] = Counter()
+    for line in lines:
+        usage = json.loads(line)["response"]["body"].get("usage") or {}
+        total["read"] += _first(usage, _READ) or 0
+        total["written"] += _first(usage, _WRITTEN) or 0
+        total["cached"] += (_first(usage, _CACHED) or {}).get("cached_tokens", 0)
+        total["thought"] += (_first(usage, _THOUGHT) or {}).get("reasoning_tokens", 0)
+    return {
+        "input_tokens": total["read"],
+        "input_tokens_details": {"cached_tokens": total["cached"]},
+        "output_tokens": total["written"],
+        "output_tokens_details": {"reasoning_tokens": total["thought"]},
+        "total_tokens": total["read"] + total["written"],
+    }
+
+
+def _first(usage: Mapping[str, Any], names: Iterable[str]) -> Any:
+    return next((usage[name] for name in names if name in usage), None)

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp
 
 from ridgeline.serve.batch_files.journal import Journal
-from ridgeline.serve.batch_files.lines import RequestFile
+from ridgeline.serve.batch_files.lines import RequestFile, usage_of
 from ridgeline.serve.batch_files.run import BatchRun, Stopped
 from ridgeline.serve.batch_files.store import OwnerFiles, Store, StoredBatch, new_id
-from ridgeline.serve.batch_files.usage import usage_of
 from ridgeline.serve.batches.local_client import LocalClient
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.turns import in_thread

@@ -1,6 +1,8 @@
 """OpenAI's files and batches: what clients upload, and what is made of it when nobody waits.
 
-A key sees its own files and batches, and no other's.
+A key sees its own files and batches, and no other's. The form around an uploaded file is checked
+before it is parsed: the parser runs on the event loop, finds the next boundary as fast as memory is
+read, and looks at each letter behind one, so a body full of boundaries would take seconds of it.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from typing import Annotated, Any, BinaryIO
 
 from fastapi import FastAPI, Request
 from pydantic import BeforeValidator, Field
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import FileResponse, Response
+from starlette.types import Message, Receive
 
 from ridgeline.serve.batch_files.lines import URLS
 from ridgeline.serve.batch_files.store import OwnerFiles, StoredBatch, StoredFile
 from ridgeline.serve.batches.background import Batches
-from ridgeline.serve.batches.upload import MOST_FIELDS, cut_in_few
 from ridgeline.serve.dialects import fields
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.dialects.openai.protocol import Metadata
@@ -32,6 +35,10 @@ _MOST_FILES = 10_000  # of a key
 _MOST_OPEN = 100  # batches of a key that are not over
 _MOST_UPLOADS = 4  # of a key at once: each takes as much of a disk as its file is long
 _MOST_NAME_CHARS = 255
+MOST_FIELDS = 8  # of a form, beside the file
+_MOST_BOUNDARIES = MOST_FIELDS + 3  # with the file's, the last one, and perhaps one at the start
+_AFTER = (b"\r\n", b"--")  # a boundary: a part follows, or none
+_NUM_AFTER = 2
 _FORM = {
     "requestBody": {
         "required": True,
@@ -253,3 +260,43 @@ def _page(
         "last_id": part[-1]["id"] if part else None,
         "has_more": len(shown) > len(part),
     }
+
+
+def cut_in_few(request: Request) -> Request:
+    """Return a request for a form, reading whose body raises ApiError 400 for too many parts.
+
+    So does a line that begins with the boundary and goes on otherwise, which no part may contain
+    (RFC 2046, 5.1.1), and so do spaces behind a boundary, which no client sends.
+    """
+    _, options = parse_options_header(request.headers["content-type"])
+    if not (boundary := options.get(b"boundary")):
+        raise _wrong("Content-Type names no boundary")
+    return Request(request.scope, _checking(request.receive, b"\r\n--" + boundary))
+
+
+def _checking(receive: Receive, boundary: bytes) -> Receive:
+    """Return a ``receive`` that looks at each boundary, wherever the body is cut into messages."""
+    rest, num_found = b"", 0
+
+    async def checked() -> Message:
+        nonlocal rest, num_found
+        message = await receive()
+        data = rest + message.get("body", b"")
+        num_seen = len(data) - _NUM_AFTER  # a boundary that ends behind it comes again
+        begin = data.find(boundary)
+        while 0 <= begin <= num_seen - len(boundary):
+            end = begin + len(boundary)
+            num_found += 1
+            if data[end : end + _NUM_AFTER] not in _AFTER:
+                raise _wrong("a line begins with the boundary and goes on: choose another boundary")
+            if num_found > _MOST_BOUNDARIES:
+                raise _wrong(f"the form has more than one file and {MOST_FIELDS} fields")
+            begin = data.find(boundary, end)
+        rest = data[max(0, num_seen - len(boundary) + 1) :]
+        return message
+
+    return checked
+
+
+def _wrong(reason: str) -> ApiError:
+    return ApiError(400, reason, param="file", code="invalid_value")

@@ -40,8 +40,8 @@ from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapsh
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS, PredictionMonitor
 from ridgeline.serve.deadlines.field import Deadline, refusal, too_early
+from ridgeline.serve.deadlines.prediction_sampling import snapshot_of, with_cached
 from ridgeline.serve.deadlines.promise import Promise, due_from, ranked, refuse_now
-from ridgeline.serve.deadlines.request_snapshots import snapshot_of, with_cached
 from ridgeline.serve.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.serve.engine.request_stream import (
     ClientGone,

@@ -19,10 +19,15 @@ from dataclasses import dataclass
 from math import inf
 
 from ridgeline.core.records import RequestRecord
-from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot, State, forecast
+from ridgeline.foresight.simulator.forecast import (
+    PredictedTimes,
+    RequestSnapshot,
+    State,
+    forecast,
+    new_snapshot,
+)
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
-from ridgeline.serve.deadlines.request_snapshots import snapshot_of, with_cached
 from ridgeline.serve.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.serve.engine.request_stream import RequestStream, StreamEvent
 from ridgeline.system.machine import lower_priority
@@ -177,3 +182,23 @@ class Arrivals:
         if max(record.num_generated) == sample.num_new:  # else it was shorter, and says nothing
             ratios["e2e_at_arrival"] = (sample.end_s - arrival_s) / end_s
         self._score.note_request({of: abs(ratio - 1) for of, ratio in ratios.items()})
+
+
+def snapshot_of(
+    engine: EngineClient, stream: RequestStream, index: int, number: int
+) -> RequestSnapshot:
+    """Return a prompt that is not in the engine, whose answer is as long as it may become."""
+    num_prompt, max_tokens = len(stream.prompts[index]), stream.params.max_tokens
+    longest = max(1, engine.settings.max_model_len - num_prompt)
+    num_new = longest if max_tokens is None else min(max_tokens, longest)
+    num_seqs = stream.params.num_seqs
+    return new_snapshot(number, num_prompt, num_new, num_answers=num_seqs, owner=stream.tenant)
+
+
+def with_cached(
+    engine: EngineClient, stream: RequestStream, index: int, snapshot: RequestSnapshot
+) -> RequestSnapshot:
+    """Return a prompt that is not in the engine, with what the prefix cache has of it."""
+    num_cached = engine.num_cached(stream, index)
+    answers = tuple(answer._replace(num_cached=num_cached) for answer in snapshot.answers)
+    return snapshot._replace(answers=answers)

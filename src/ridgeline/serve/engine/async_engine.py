@@ -8,6 +8,7 @@ Requests in the background, as those of a batch, run while no other request is t
 before the next step, and go on from their tokens.
 The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
 engine until the reader has caught up.
+A step that fails is executed again by halves, until the request that breaks it is found.
 Whatever fails here ends requests with an error, never the thread; should that end or hang all the
 same, ``trouble`` says so at once, and nobody waits for it.
 This module knows nothing of HTTP and text: token ids go in, events come out.
@@ -18,37 +19,42 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
+from ridgeline.core.cache.kvcache import held_blocks
 from ridgeline.core.engine import Engine
 from ridgeline.core.records import Record, RequestRecord
-from ridgeline.core.request import Request
+from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduling.admission import Admission
 from ridgeline.core.scheduling.policies import Load
-from ridgeline.core.step import Event
+from ridgeline.core.scheduling.queues import Queues
+from ridgeline.core.step import Event, Runner, Step, StepOutput
 from ridgeline.foresight.simulator.forecast import state_of
-from ridgeline.serve.engine.bisect_faults import BisectingRunner, StepLost
 from ridgeline.serve.engine.interface import EngineClient, EngineSnapshot
-from ridgeline.serve.engine.prompt_reports import PromptReports
 from ridgeline.serve.engine.request_stream import (
+    PromptProgress,
     RequestStream,
     ServerEnds,
     StreamError,
     StreamEvent,
 )
-from ridgeline.serve.engine.view import view
 from ridgeline.system.machine import DeviceLost
 
 _log = logging.getLogger("ridgeline.serve")
 _WATCH_S = 0.5  # between two looks whether the thread is well
 _QUIET_S = 0.5  # without a request, until the background goes on: a client may ask again
+_MAX_SHOWN = 128  # sequences that a view has; the counts include the others
+_MESSAGE = "the model failed on this request; the server's log says more"
+
+Value = TypeVar("Value")
 
 
 class AsyncEngine(EngineClient):
@@ -485,3 +491,143 @@ class AsyncEngine(EngineClient):
 
     def _note_failure(self, error: BaseException) -> None:
         _log.error("the backend failed", exc_info=error)
+
+
+class StepLost(Exception):
+    """The step failed and cannot be repeated; the cause is not known yet."""
+
+
+class BisectingRunner:
+    """Executes steps; if that raises, by halves, until each item runs or is the one that raises.
+
+    It relies on two promises of runners: a step may be executed again, and the result for a
+    sequence does not depend on the batch it is in. Copies are the exception: the failed attempt may
+    have overwritten their sources. Such a step is given up, and all its sequences start again; then
+    they have blocks and states of their own, so the next failure can be traced.
+    """
+
+    def __init__(self, runner: Runner, on_error: Callable[[BaseException], None]) -> None:
+        """Run on ``runner``; ``on_error`` is told of each item that fails."""
+        self._runner = runner
+        self._on_error = on_error
+
+    def execute(self, step: Step) -> StepOutput:
+        """Execute a step; an exception becomes the error of the item that causes it.
+
+        Raises StepLost if that cannot be found out, and DeviceLost if no step can run any more.
+        """
+        try:
+            return self._runner.execute(step)
+        except DeviceLost:
+            raise
+        except BaseException as error:  # panics of compiled libraries are no Exceptions
+            if step.copies or step.state_copies:
+                raise StepLost from error
+            if len(step.work) == 1:
+                self._on_error(error)
+                return StepOutput(((),), errors={0: _MESSAGE})
+        middle = len(step.work) // 2
+        first = self.execute(step._replace(work=step.work[:middle]))
+        second = self.execute(step._replace(work=step.work[middle:]))
+        return StepOutput(
+            first.tokens + second.tokens,
+            {**first.logprobs, **_moved(second.logprobs, middle)},
+            {**first.prompt_logprobs, **_moved(second.prompt_logprobs, middle)},
+            {**first.errors, **_moved(second.errors, middle)},
+            {**first.top, **_moved(second.top, middle)},
+            {**first.similarity, **_moved(second.similarity, middle)},
+            {**first.vectors, **_moved(second.vectors, middle)},
+        )
+
+
+def _moved(by_index: Mapping[int, Value], by: int) -> dict[int, Value]:
+    return {index + by: value for index, value in by_index.items()}
+
+
+class PromptReports:
+    """Prompts whose streams ask how far they are: each is told of until it is computed."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[RequestStream, int, Request]] = {}  # by the request's id
+        self._told: dict[int, int] = {}  # how far each was when it was last told
+
+    def add(self, stream: RequestStream, index: int, request: Request) -> None:
+        """Tell of a prompt of a stream from now on."""
+        self._open[request.id] = stream, index, request
+
+    def drop(self, request_id: int) -> None:
+        """Tell no more of a request that is over."""
+        self._open.pop(request_id, None)
+        self._told.pop(request_id, None)
+
+    def clear(self) -> None:
+        """Tell no more of any."""
+        self._open.clear()
+        self._told.clear()
+
+    def take(self, now_s: float) -> Iterator[tuple[RequestStream, StreamEvent]]:
+        """Yield what is new since the last call; first of each prompt, how much was cached."""
+        for request_id, (stream, index, request) in tuple(self._open.items()):
+            if request.scheduled_s is None:
+                continue
+            length, num_cached = len(request.prompt), request.num_cached_tokens
+            is_done = request.first_token_s is not None
+            num_computed = length if is_done else min(request.sequences[0].num_computed, length)
+            if request_id not in self._told:
+                self._told[request_id] = num_cached
+                yield stream, (index, PromptProgress(length, num_cached, num_cached, 0.0))
+            if num_computed > self._told[request_id]:
+                self._told[request_id] = num_computed
+                time_s = now_s - request.scheduled_s
+                yield stream, (index, PromptProgress(length, num_cached, num_computed, time_s))
+            if num_computed == length:
+                self.drop(request_id)
+
+
+def view(engine: Engine, owner: str | None = None) -> dict[str, Any]:
+    """Return the queues, the sequences with their progress, and a map of the KV cache.
+
+    Ids and numbers, never the text of a prompt; to be called between two steps. It is of one
+    owner's requests alone, if one is given; then what others hold looks free.
+    """
+    queues = engine.scheduler.queues
+    everyone = [
+        seq
+        for seq in (*queues.running, *queues.waiting, *queues.paused)
+        if owner in (None, seq.request.owner)
+    ]
+    running = [seq for seq in everyone if seq.status is Status.RUNNING]
+    return {
+        "num_running": len(running),
+        "num_waiting": len(everyone) - len(running),
+        "block_size": queues.kv.block_size,
+        "blocks": _map(queues, running, shows_cached=owner is None),
+        "sequences": [_shown(seq) for seq in everyone[:_MAX_SHOWN]],
+    }
+
+
+def _map(queues: Queues, running: Iterable[Sequence], *, shows_cached: bool) -> str:
+    """Return runs of blocks, such as ``s2u1f9``: free, cached and free, used by one, shared."""
+    pool = queues.kv.pool
+    blocks = bytearray(b"f") * len(pool.refs)
+    for index in pool.index if shows_cached else ():
+        for block in index.values():
+            blocks[block] = ord("c")
+    for seq in running:
+        for block in held_blocks(seq):
+            blocks[block] = ord("s" if pool.refs[block] > 1 else "u")
+    return re.sub(r"(.)\1*", lambda run: f"{run[1]}{len(run[0])}", blocks.decode())
+
+
+def _shown(seq: Sequence) -> dict[str, Any]:
+    prompt_len = len(seq.request.prompt)
+    return {
+        "id": seq.id,
+        "status": seq.status.name.lower(),
+        "prompt_tokens": prompt_len,
+        "computed_tokens": min(seq.num_computed, prompt_len),
+        "cached_tokens": seq.request.num_cached_tokens,
+        "generated_tokens": seq.num_generated,
+        "max_tokens": seq.request.max_len - prompt_len,
+        "num_blocks": len(held_blocks(seq)),
+    }

@@ -6,7 +6,10 @@ for a load take seconds: of a key one is made at a time, and it waits for no oth
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import date
@@ -17,6 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field, create_model
 from starlette.responses import Response
+from starlette.types import Receive
 
 from ridgeline.engine.setup.locate import stores
 from ridgeline.foresight.simulator.workload import parse_length
@@ -32,10 +36,11 @@ from ridgeline.planner.plan import plan_for
 from ridgeline.planner.purchase_picture import choices_svg
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.gate import client_left
 from ridgeline.serve.http.json_body import BodyRoute
 from ridgeline.serve.http.request_model import Strict, contradiction
 from ridgeline.serve.http.turns import WorkTurns
-from ridgeline.serve.plans.one_at_a_time import Alive, run_long
+from ridgeline.text.child import BUSY_TIMES
 
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
 _NUM_KEPT = 4
@@ -59,7 +64,11 @@ _LEAST_MOST = {  # what is simulated, and how finely; a plan for more is for the
 _MOST_TOKENS = {"prompt_tokens": 32_768, "new_tokens": 8_192}  # in the mean
 _MOST_VARIATION = 5
 
+MOST_S = 30.0  # of computing, for one plan
+_LEFT = 499  # it is not read
+
 Find = Callable[[str | None], ModelSpec]
+Alive = Callable[[], None]  # raises ApiError once a plan is no longer wanted, or takes too long
 
 
 def _is_text(name: str) -> bool:
@@ -299,3 +308,61 @@ def _shown(device: Device) -> dict[str, Any]:
         "source": device.source,
         "confidence": device.confidence,
     }
+
+
+async def run_long(
+    work: WorkTurns, receive: Receive, make: Callable[[Alive], Response]
+) -> Response:
+    """Return what ``make`` returns, which runs in a thread and calls what it is given often.
+
+    Raises ApiError if another is at work, if it takes too long, or if the client leaves.
+    """
+    if not work.loads.is_free():
+        raise ApiError(
+            503,
+            "another plan for a load is running, and each key has one at a time, with a rest after "
+            "it while other keys ask: try again in a few seconds",
+            code="plan_busy",
+            headers={"retry-after": "2"},
+        )
+    gone = threading.Event()
+    watcher = asyncio.ensure_future(_watch(receive, gone))
+    try:
+        return await work.loads.run(lambda: make(_until(gone)))
+    finally:
+        gone.set()  # also where the server ends this request
+        watcher.cancel()
+
+
+def _until(gone: threading.Event) -> Alive:
+    """Return what ends the work of this thread: it has a limit on what it computes.
+
+    One on the time that passes would refuse on a busy machine what is made at once on another.
+    """
+    begin_s, computing_since_s = time.monotonic(), time.thread_time()
+
+    def alive() -> None:
+        if gone.is_set():
+            raise ApiError(_LEFT, "the client has left", code="client_left")
+        if time.thread_time() - computing_since_s > MOST_S:
+            raise ApiError(
+                400,
+                f"this plan takes more than {MOST_S:.0f} s of computing, and one is made at a "
+                f"time: name fewer devices in on, or shorter answers, or use `ridgeline plan`",
+                param="on",
+                code="plan_too_long",
+            )
+        if time.monotonic() - begin_s > BUSY_TIMES * MOST_S:
+            raise ApiError(
+                503,
+                "the machine is too busy for this plan now: try again later",
+                code="plan_busy",
+                headers={"retry-after": "60"},
+            )
+
+    return alive
+
+
+async def _watch(receive: Receive, gone: threading.Event) -> None:
+    await client_left(receive)
+    gone.set()

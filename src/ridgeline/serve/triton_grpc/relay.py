@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from ridgeline.serve.http.listening import SocketFolder
 from ridgeline.serve.http.strangers import (
     ACCEPTS_PER_TURN,
     MAX_WAITING,
@@ -20,7 +21,6 @@ from ridgeline.serve.http.strangers import (
     Stranger,
     Strangers,
 )
-from ridgeline.serve.tunnel.folder import SocketFolder
 
 _PIECE_BYTES = 1 << 16
 _CONNECTION_BYTES, _TLS_BYTES = 48 << 10, 112 << 10  # that gRPC keeps of one, and of TLS besides

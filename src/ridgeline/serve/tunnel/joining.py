@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ridgeline.serve.http.keys import Keys
-from ridgeline.serve.tunnel.folder import SocketFolder
+from ridgeline.serve.http.listening import SocketFolder
 from ridgeline.serve.tunnel.proof import (
     BEAT_S,
     FOREIGN,

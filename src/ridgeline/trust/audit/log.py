@@ -1,4 +1,4 @@
-"""The thread that writes an audit log.
+"""An audit log: the thread that writes it, and how the flags of a server open it.
 
 A line to be written goes into a queue, so that neither the event loop nor the engine waits for a
 disk. The thread syncs the file at most once a second, or at once where a request waits
@@ -10,14 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from ridgeline.engine.setup.home import default_home
+from ridgeline.serve.http.options import ServeOptions
 from ridgeline.trust.audit.files import LogFiles
+from ridgeline.trust.audit.lines import key_of
+from ridgeline.version import __version__
 
 Fields = dict[str, Any]
 More = Callable[[Callable[[str], str]], Fields]  # of a line: the thread calls it, with a keyed hash
@@ -26,6 +32,7 @@ _MOST_WAITING = 10_000  # lines
 _MOST_TOKENS = 1 << 24  # of the texts that they keep: about a hundred MiB
 _SYNC_S = 1.0  # so much a power failure may take
 _LAST_WORDS_S = 10.0
+KEY_FILE = "audit.key"  # in Ridgeline's own folder, if no other is named
 _log = logging.getLogger("ridgeline.serve")
 
 
@@ -176,3 +183,24 @@ def _tell(waiting: list[_Waiting], *, is_kept: bool) -> None:
     for one in waiting:
         if one.is_kept is not None and one.is_kept.set_running_or_notify_cancel():
             one.is_kept.set_result(is_kept)
+
+
+@contextmanager
+def audit_log(options: ServeOptions, name: str = "") -> Iterator[AuditLog]:
+    """Have the log that ``options`` ask for, in a folder of this name below theirs.
+
+    Raises OSError or ValueError if it cannot be written.
+    """
+    assert options.audit is not None
+    files = LogFiles(
+        options.audit / name,
+        key_of(options.audit_key or default_home() / KEY_FILE),
+        rotate_bytes=options.audit_rotate_bytes,
+        keep_s=options.audit_keep_s,
+    )
+    log = AuditLog(files, is_strict=options.audit_strict)
+    log.submit({"event": "start", "version": __version__, "pid": os.getpid()})
+    try:
+        yield log
+    finally:
+        log.close()

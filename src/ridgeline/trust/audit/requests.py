@@ -1,7 +1,8 @@
 """What a line of the audit log says of a request, and the middleware that has it written.
 
 It stands around the gate, so a request that the gate refuses has a line too. With
-``--audit-strict`` the end of an answer waits until its line is on the disk.
+``--audit-strict`` the end of an answer waits until its line is on the disk. ``GET /v1/audit/head``
+says where the log ends.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.serve.dialects.openai.message import message_of
+from ridgeline.serve.dialects.openai.response_builder import message_of
 from ridgeline.serve.http.errors import ApiError, body_at
-from ridgeline.serve.http.gate import OPEN_PATHS, Gate, client_left, refuse
+from ridgeline.serve.http.gate import OPEN_PATHS, Gate, check_operator, client_left, refuse
 from ridgeline.trust.audit.log import AuditLog
 
 if TYPE_CHECKING:
@@ -203,3 +205,16 @@ async def _send_all(held: list[Message], send: Send) -> None:
     held.clear()
     for message in messages:
         await send(message)
+
+
+def add_audit(app: FastAPI, log: AuditLog) -> None:
+    """Add the route."""
+
+    @app.get("/v1/audit/head")
+    async def head(request: Request) -> dict[str, Any]:
+        """Return the number and the hash of the audit log's last line on the disk.
+
+        For operators.
+        """
+        check_operator(request.state)
+        return log.head()

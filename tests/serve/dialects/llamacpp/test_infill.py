@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.serve.dialects.llamacpp.documented import Infilled
+from ridgeline.serve.dialects.llamacpp.routes import Infilled
 from tests.serve.serving import Served, serving
 from tests.text.test_infill import QWEN, with_tokens
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ridgeline import SamplingParams
-from ridgeline.serve.dialects.openai.sampler_list import sampler_list
+from ridgeline.serve.dialects.llamacpp.routes import sampler_list
 from ridgeline.serve.dialects.openai.samplers import _IN_ORDER, NAMES
 from ridgeline.serve.http.options import ServeOptions
 from tests.engine.test_llm import HELLO

@@ -26,9 +26,8 @@ from ridgeline.serve.dialects.openai.protocol import (
     NewText,
 )
 from ridgeline.serve.dialects.openai.reply import PING, SSE, sse
-from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder
+from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder, progress_of
 from ridgeline.serve.dialects.openai.samplers import MAX_BIASES, is_bias, is_token
-from ridgeline.serve.dialects.timings import progress_of
 from ridgeline.serve.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_model import Strict, contradiction, wrong

@@ -1,29 +1,33 @@
-"""llama.cpp's own routes, and LM Studio's list of models; OpenAI's completions answer them."""
+"""llama.cpp's own routes, and LM Studio's list of models; OpenAI's completions answer them.
+
+Among them is a list of the sampling fields, for programs that let people set them.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import Discriminator, Tag, TypeAdapter
+from pydantic import ConfigDict, Discriminator, Tag, TypeAdapter
 from starlette.responses import Response
 
-from ridgeline.serve.dialects.documented import documented
-from ridgeline.serve.dialects.llamacpp.documented import INFILL_CHUNKS, Infilled
+from ridgeline.core.decoding.search import with_recommended
+from ridgeline.core.params import SamplingParams
+from ridgeline.model.files.summary import Summary
+from ridgeline.serve.dialects.documented import InfillTimings, Shaped, documented
 from ridgeline.serve.dialects.llamacpp.infill import (
     InfillRequest,
     LlamaCppRequest,
     LlamaCppWriter,
     TemplateRequest,
 )
-from ridgeline.serve.dialects.llamacpp.lm_studio import listed
 from ridgeline.serve.dialects.llamacpp.slots import LlamaCppSlots, SlotFile, slot
 from ridgeline.serve.dialects.openai.documented import ERRORS, Completion
 from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.dialects.openai.sampler_list import sampler_list
 from ridgeline.serve.engine.between_steps import between_steps
 from ridgeline.serve.http.gate import own_view
 from ridgeline.serve.http.json_body import in_turn
@@ -33,6 +37,18 @@ from ridgeline.serve.service import Service
 from ridgeline.version import __version__
 
 _SLOT_FILE = TypeAdapter(SlotFile)
+INFILL_CHUNKS = "After each `data: ` a piece as `content`; the last has `stop: true`, and no text."
+# Sampling fields: what most people set comes first, then all others in the order in which they act.
+_SHOWN = (
+    *("max_tokens", "temperature", "top_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    *("dry_sequence_breakers", "bad_words", "top_k", "typical_p", "min_p", "top_n_sigma"),
+    *("xtc_probability", "xtc_threshold", "min_tokens", "stop"),
+)
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum")
+_FAR = 1 << 31  # a bound this large only says what a field can hold
+_KINDS = ("array", "integer", "number")
 
 
 def _kind_of_completion(body: Any) -> str:
@@ -46,6 +62,36 @@ EitherCompletion = Annotated[
     Annotated[CompletionRequest, Tag("[openai]")] | Annotated[LlamaCppRequest, Tag("[llama.cpp]")],
     Discriminator(_kind_of_completion),
 ]
+
+
+def _some_fields(schema: dict[str, Any]) -> None:
+    """Leave out what holds only where a request has no ``response_fields``."""
+    del schema["required"]
+    schema["additionalProperties"] = {"description": "What stands at a path, as timings/prompt_n"}
+
+
+class Infilled(Shaped):
+    """What POST /infill returns, unless it streams; of this only ``response_fields``, if given."""
+
+    model_config = ConfigDict(json_schema_extra=_some_fields)
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[True]
+    id_slot: int
+    model: str
+    generation_settings: dict[str, Any]
+    prompt: str
+    has_new_line: bool
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    stop_type: Literal["eos", "limit", "word"]
+    stopping_word: str
+    truncated: bool
+    timings: InfillTimings
+    receipt: dict[str, Any] | None = None
 
 
 def add_llamacpp(app: FastAPI, service: Service) -> None:
@@ -168,3 +214,55 @@ def _add_lm_studio(app: FastAPI, service: Service) -> None:
             "object": "list",
             "data": [listed(name, summary, max_len) for name in service.names],
         }
+
+
+def listed(name: str, summary: Summary, max_model_len: int | None) -> dict[str, Any]:
+    """Return a model as LM Studio lists it; ``max_model_len`` is None while it is not loaded."""
+    shown = {
+        "id": name,
+        "object": "model",
+        "type": "llm" if summary.has_head else "embeddings",
+        "publisher": "ridgeline",
+        "arch": summary.family,
+        "compatibility_type": "gguf" if summary.is_gguf else "safetensors",
+        "quantization": next(iter(summary.formats)),
+        "state": "not-loaded" if max_model_len is None else "loaded",
+        "max_context_length": summary.context_length,
+        "capabilities": ["tool_use"] if summary.can_chat else [],
+    }
+    return shown if max_model_len is None else shown | {"loaded_context_length": max_model_len}
+
+
+def sampler_list(recommended: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each field with its type and bounds, its default and what it does.
+
+    ``recommended`` is what a model's files recommend: their defaults. None is a default too: such
+    a field does nothing unless it is given.
+    """
+    defaults = with_recommended(recommended, max_tokens=None)
+    schema = ChatRequest.model_json_schema()
+    about = _descriptions()
+    return [
+        {
+            "name": name,
+            **_type_and_bounds(schema, schema["properties"][name]),
+            "default": getattr(defaults, name),
+            "description": about.get(name, ""),
+        }
+        for name in _SHOWN
+    ]
+
+
+def _type_and_bounds(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any]:
+    """Return what a schema says of a field that may be null: of a list or a text, of the list."""
+    kinds = {one.get("type"): one for one in field["anyOf"]}
+    kind = next(kind for kind in _KINDS if kind in kinds)
+    bounds = {n: kinds[kind][n] for n in _BOUNDS if abs(kinds[kind].get(n, _FAR)) < _FAR}
+    return {"type": kind, **bounds}
+
+
+def _descriptions() -> dict[str, str]:
+    """Return what ``SamplingParams`` says of each of its attributes; nothing without docstrings."""
+    _, _, attributes = (inspect.getdoc(SamplingParams) or "").partition("Attributes:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", attributes, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}

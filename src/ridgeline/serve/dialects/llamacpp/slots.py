@@ -14,9 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ridgeline.core.request import Request
-from ridgeline.serve.engine.between_steps import between_steps
+from ridgeline.serve.engine.between_steps import between_steps, read, write
 from ridgeline.serve.engine.interface import EngineClient
-from ridgeline.serve.engine.kept_blocks import read, write
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_model import Strict, bad_value
 from ridgeline.serve.http.turns import in_thread

@@ -21,8 +21,7 @@ from ridgeline.serve.deadlines.field import PROMISE
 from ridgeline.serve.deadlines.promise import Promise
 from ridgeline.serve.dialects.dialect import Dialect
 from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder
-from ridgeline.serve.dialects.timings import progress_of
+from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder, progress_of
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.engine.request_stream import (
     ClientGone,

@@ -1,13 +1,15 @@
 """The answers to a request while they grow: events become the choices of OpenAI's objects.
 
 One path for both kinds of completion, streamed or whole; they differ in how a piece of text and
-the logprobs of a token are written. It knows nothing of connections.
+the logprobs of a token are written. An assistant's message is made of the pieces that were read,
+whole or in deltas; the times of an answer come from the records of its prompts. It knows nothing of
+connections.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -28,11 +30,15 @@ from ridgeline.engine.outputs import likeliest
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.serve.deadlines.promise import Promise
 from ridgeline.serve.dialects.choice_state import FILTERED, ChoiceState, means_of
-from ridgeline.serve.dialects.openai.message import delta_of, message_of
 from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.dialects.openai.tools import is_named
-from ridgeline.serve.dialects.timings import pace_of, timings_of
-from ridgeline.serve.engine.request_stream import Refusal, RequestStream, StreamError, StreamEvent
+from ridgeline.serve.engine.request_stream import (
+    PromptProgress,
+    Refusal,
+    RequestStream,
+    StreamError,
+    StreamEvent,
+)
 from ridgeline.text.messages.calls import Piece
 from ridgeline.text.messages.message import AnswerReader, MessageForm
 
@@ -43,6 +49,7 @@ if TYPE_CHECKING:  # imported only where a receipt is asked for, or a server has
     from ridgeline.trust.text_rules.answer import BegunText
 
 Choice = dict[str, Any]
+_FIELDS = {"content": "content", "reasoning": "reasoning_content", "refusal": "refusal"}
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
 
 
@@ -557,3 +564,92 @@ class ResponseBuilder:
         times = timings_of(self.records, self._stream.arrival_s, self.num_cached)
         promise = {"promise": self.promise.timings()} if self.promise and times else {}
         return promise | times
+
+
+def message_of(pieces: Sequence[Piece], call_id: Callable[[int], str]) -> dict[str, Any]:
+    """Return a whole message as OpenAI writes it. Its content is null if it has calls and no text.
+
+    ``call_id`` returns the id of a call, from its index.
+    """
+    calls: list[dict[str, Any]] = []
+    texts = {"content": "", "reasoning": "", "refusal": ""}
+    for kind, text in pieces:
+        if kind == "call":
+            calls.append(_call(text, call_id(len(calls))))
+        elif kind == "arguments":
+            calls[-1]["function"]["arguments"] += text
+        else:
+            texts[kind] += text
+    content = texts["content"] or (None if calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message["refusal"] = texts["refusal"] or None
+    if texts["reasoning"]:
+        message["reasoning_content"] = texts["reasoning"]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def delta_of(piece: Piece, call: int, call_id: Callable[[int], str]) -> dict[str, Any]:
+    """Return the delta of one piece; ``call`` is the index of the latest call."""
+    kind, text = piece
+    if kind == "call":
+        return {"tool_calls": [{"index": call, **_call(text, call_id(call))}]}
+    if kind == "arguments":
+        return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
+    return {_FIELDS[kind]: text}
+
+
+def _call(name: str, call_id: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": ""}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def timings_of(
+    records: Sequence[RequestRecord], arrival_s: float, num_cached: int
+) -> dict[str, Any]:
+    """Return the engine's times, nothing if no token came.
+
+    For several prompts: until the last began, until the first token of any, until all ended.
+    """
+    firsts = [r.first_token_s for r in records if r.first_token_s is not None]
+    starts = [r.scheduled_s for r in records if r.scheduled_s is not None]
+    if not firsts or not starts:
+        return {}
+    end_s = max(r.finish_s for r in records)
+    generation_s = end_s - min(firsts)
+    num_gaps = max(max(r.num_generated) for r in records) - 1
+    num_generated = sum(sum(r.num_generated) for r in records)
+    return {
+        "queue_time_ms": 1e3 * (max(starts) - arrival_s),
+        "time_to_first_token_ms": 1e3 * (min(firsts) - arrival_s),
+        "generation_time_ms": 1e3 * generation_s,
+        "mean_itl_ms": 1e3 * generation_s / num_gaps if num_gaps > 0 else None,
+        "tokens_per_second": num_generated / (end_s - min(starts)),
+        "cached_tokens": num_cached,
+        "num_preemptions": sum(r.num_preemptions for r in records),
+        "speculative_decoding": {
+            name: sum(getattr(r, name) for r in records)
+            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        },
+    }
+
+
+def pace_of(name: str, count: int, time_s: float) -> dict[str, Any]:
+    """Return a number of tokens, the time that they took, and the ratios of the two."""
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": 1e3 * time_s,
+        f"{name}_per_token_ms": 1e3 * time_s / count if count else None,
+        f"{name}_per_second": count / time_s if time_s else None,
+    }
+
+
+def progress_of(progress: PromptProgress) -> dict[str, Any]:
+    """Return how far a prompt is computed, in llama.cpp's names."""
+    return {
+        "total": progress.num_tokens,
+        "cache": progress.num_cached,
+        "processed": progress.num_computed,
+        "time_ms": 1e3 * progress.time_s,
+    }

@@ -12,9 +12,8 @@ from typing import Any
 from ridgeline.serve.dialects.items import Item, Items
 from ridgeline.serve.dialects.openai.protocol import ChatRequest
 from ridgeline.serve.dialects.openai.reply import PING, SSE, sse
-from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder
+from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder, progress_of
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
-from ridgeline.serve.dialects.timings import progress_of
 from ridgeline.serve.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.serve.http.errors import ApiError
 
