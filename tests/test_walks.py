@@ -18,7 +18,7 @@ MOST_VISITS = 25, 25, 39  # of a plan, of weights, and of weights by way of a fi
 NO_DECISION = {
     *("trust/receipts/signing", "core", "engine/kv_disk", "serve/http", "serve/observe"),
     *("serve/deadlines/field", "serve/dialects/dialect", "serve/engine/interface"),
-    *("trust/guards/all", "trust/guards/choice", "trust/receipts/http/route", "text"),
+    *("trust/guards/all", "trust/guards/choice", "trust/receipts/http", "text"),
 }
 
 

@@ -38,6 +38,7 @@ from ridgeline.cli.commands.calibrate import calibrate_command
 from ridgeline.cli.commands.doctor import document, report
 from ridgeline.cli.commands.explain import explain_command
 from ridgeline.cli.commands.fleet import fleet
+from ridgeline.cli.commands.models import load_guard, load_model, loaded, seeded
 from ridgeline.cli.commands.plan import plan_command
 from ridgeline.cli.commands.ps import ps
 from ridgeline.cli.commands.quantize import quantize
@@ -47,7 +48,6 @@ from ridgeline.cli.commands.simulate import simulate_command
 from ridgeline.cli.commands.stage import stage
 from ridgeline.cli.flags import UsageError, as_text, flags, reason_of, with_stdin
 from ridgeline.cli.help import App
-from ridgeline.cli.loading import load_guard, load_model, loaded, seeded
 from ridgeline.engine.calibration.kept import save_calibration
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options

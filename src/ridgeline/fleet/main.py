@@ -39,11 +39,11 @@ from ridgeline.serve.http.logs import LogWriter, standard_error
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.strangers import Listener
 from ridgeline.serve.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
-from ridgeline.serve.triton_grpc.port import check_grpc_port, grpc_beside
+from ridgeline.serve.triton_grpc import check_grpc_port, grpc_beside
 from ridgeline.serve.tunnel.proof import NotTaken
 from ridgeline.system.machine import raise_file_limit
 from ridgeline.system.shared_key import read_key
-from ridgeline.trust.receipts.http.route import add_receipts, signer_of
+from ridgeline.trust.receipts.http import add_receipts, signer_of
 from ridgeline.version import __version__
 
 if TYPE_CHECKING:  # imported only where a router has an audit log

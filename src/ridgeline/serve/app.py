@@ -55,7 +55,7 @@ from ridgeline.serve.service import Service
 from ridgeline.serve.sleeping import add_sleep
 from ridgeline.system.machine import memory_of
 from ridgeline.trust.guards.moderations import add_moderations
-from ridgeline.trust.receipts.http.route import add_receipts
+from ridgeline.trust.receipts.http import add_receipts
 from ridgeline.version import __version__
 
 

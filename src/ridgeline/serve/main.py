@@ -26,7 +26,7 @@ from ridgeline.serve.http.logs import LogWriter, standard_error
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.strangers import Listener
 from ridgeline.serve.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
-from ridgeline.serve.triton_grpc.port import check_grpc_port, grpc_beside
+from ridgeline.serve.triton_grpc import check_grpc_port, grpc_beside
 from ridgeline.serve.tunnel.joining import Joining, RouterAddress
 from ridgeline.serve.tunnel.middleware import Tunnel
 from ridgeline.system.machine import DeviceLost, raise_file_limit

@@ -56,14 +56,14 @@ from ridgeline.serve.prompts import Ids, Prepared, Prompts
 from ridgeline.serve.sleeping import Naps
 from ridgeline.text.messages.message import MessageForm
 from ridgeline.trust.guards.all import Guards
-from ridgeline.trust.receipts.http.route import no_key, signer_of
+from ridgeline.trust.receipts.http import no_key, signer_of
 
 if TYPE_CHECKING:  # imported only where a server has them
     from ridgeline.engine.kv_disk.tier import Tier
     from ridgeline.trust.audit.log import AuditLog
     from ridgeline.trust.audit.requests import AuditEntry
     from ridgeline.trust.guards.known import Judge
-    from ridgeline.trust.receipts.http.notary import Notary
+    from ridgeline.trust.receipts.notary import Notary
     from ridgeline.trust.receipts.signing import Signer
     from ridgeline.trust.rules.book import RequestRules, RuleBook
 
@@ -160,7 +160,7 @@ class Service:
     @cached_property
     def notary(self) -> Notary:
         """What makes receipts. Raises OSError or ValueError as ``signer`` does."""
-        from ridgeline.trust.receipts.http.notary import Notary  # few ask for a receipt
+        from ridgeline.trust.receipts.notary import Notary  # few ask for a receipt
 
         return Notary(self.signer, self.name, self._facts, self._files, self.max_model_len)
 
@@ -413,7 +413,7 @@ class Service:
         form: MessageForm | None,
     ) -> None:
         """Have an answer end with its receipt. Raises ApiError if it cannot be signed."""
-        from ridgeline.trust.receipts.http.notary import Witness  # few ask for a receipt
+        from ridgeline.trust.receipts.notary import Witness  # few ask for a receipt
 
         rules = self.rules()
         is_ruled = rules and (rules.key.output or rules.key.output_judges)

@@ -246,9 +246,9 @@ def test_nothing_is_imported_where_nobody_asks(
     code = "import sys, ridgeline.serve.main, ridgeline.fleet.main, ridgeline.cli.main\n"
     code += "print(*sorted(m for m in sys.modules if 'receipts' in m or 'cryptography' in m))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    of_http = "ridgeline.trust.receipts.http"
-    assert done.stdout.split() == ["ridgeline.trust.receipts", of_http, f"{of_http}.route"]
-    for name in ("ridgeline.trust.receipts.http.notary", "ridgeline.trust.receipts.signing"):
+    route = "ridgeline.trust.receipts.http"
+    assert done.stdout.split() == ["ridgeline.trust.receipts", route]
+    for name in ("ridgeline.trust.receipts.notary", "ridgeline.trust.receipts.signing"):
         monkeypatch.setitem(sys.modules, name, None)  # to import it is an error
     for path, body in ((TEXT, LONG), (CHAT, HELLO), (CHAT, HELLO | {"stream": True})):
         assert served.call(path, body)[0] == 200

@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from ridgeline import LLM
+from ridgeline.cli.commands.models import loaded
 from ridgeline.cli.flags import UsageError, flags
-from ridgeline.cli.loading import loaded
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.serve.batch_files.journal import Journal

@@ -43,7 +43,7 @@ from ridgeline.text.messages.calls import Piece
 from ridgeline.text.messages.message import AnswerReader, MessageForm
 
 if TYPE_CHECKING:  # imported only where a receipt is asked for, or a server has rules
-    from ridgeline.trust.receipts.http.notary import Witness
+    from ridgeline.trust.receipts.notary import Witness
     from ridgeline.trust.rules.book import RequestRules
     from ridgeline.trust.rules.choice import RuledChoice
     from ridgeline.trust.text_rules.answer import BegunText

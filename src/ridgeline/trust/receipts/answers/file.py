@@ -10,9 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from ridgeline.trust.receipts.answers.anthropic import read_message, read_message_events
-from ridgeline.trust.receipts.answers.llamacpp import read_llamacpp
-from ridgeline.trust.receipts.answers.ollama import read_ollama
-from ridgeline.trust.receipts.answers.openai import read_completion
+from ridgeline.trust.receipts.answers.completions import read_completion, read_llamacpp, read_ollama
 from ridgeline.trust.receipts.answers.responses import read_response, read_response_events
 from ridgeline.trust.receipts.answers.shown import Fields, ShownAnswer
 
