@@ -17,7 +17,7 @@ MOST_VISITS = 25, 25, 39  # of a plan, of weights, and of weights by way of a fi
 # counters, and the parts that are handed on.
 NO_DECISION = {
     *("trust/receipts/signing", "core", "engine/kv_disk", "serve/http", "serve/observe"),
-    *("serve/deadlines/field", "serve/dialects/dialect", "serve/engine/interface"),
+    *("serve/deadlines/field", "serve/answer/dialect", "serve/engine/interface"),
     *("trust/guards/all", "trust/guards/choice", "trust/receipts/http", "text"),
 }
 

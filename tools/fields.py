@@ -1,7 +1,7 @@
 """Print docs/fields.md: how each field that clients send is handled.
 
 Run as ``python tools/fields.py > docs/fields.md``. It reads the bodies of the server and their
-table, ``ridgeline.serve.dialects.fields``; a test compares.
+table, ``ridgeline.serve.answer.fields``; a test compares.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import json
 import textwrap
 from collections.abc import Iterator
 
+from ridgeline.serve.answer import conversation, protocol
 from ridgeline.serve.batches import routes as batches
 from ridgeline.serve.dialects.anthropic import protocol as anthropic
 from ridgeline.serve.dialects.llamacpp import infill
 from ridgeline.serve.dialects.ollama import protocol as ollama
-from ridgeline.serve.dialects.openai import conversation, embeddings, protocol
+from ridgeline.serve.dialects.openai import embeddings
 from ridgeline.serve.dialects.responses import protocol as responses
 from ridgeline.serve.dialects.triton import protocol as triton
 from ridgeline.serve.http.request_model import Extra, Strict

@@ -13,8 +13,8 @@ from annotated_types import MaxLen
 from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.engine.setup.options import Options
+from ridgeline.serve.answer import conversation, protocol, samplers
 from ridgeline.serve.dialects.llamacpp import infill
-from ridgeline.serve.dialects.openai import conversation, protocol, samplers
 from ridgeline.serve.http import http_limits, json_body
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.text.template import process

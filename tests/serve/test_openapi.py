@@ -20,7 +20,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
 from ridgeline import LLM
-from ridgeline.serve.dialects.openai.response_format import FIELDS
+from ridgeline.serve.answer.response_format import FIELDS
 from tests.faults.oracles import check_body
 from tests.serve.serving import Served, serving
 from tests.trust.guards.models import write_guard

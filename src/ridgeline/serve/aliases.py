@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ridgeline.serve.answer.conversation import Message, Rendering
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.dialects.ollama.protocol import OllamaOptions
-from ridgeline.serve.dialects.openai.conversation import Message, Rendering
-from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
 
 NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _SAMPLING = (

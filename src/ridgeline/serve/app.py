@@ -13,6 +13,15 @@ from starlette.datastructures import State
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from ridgeline.serve.answer.protocol import (
+    AnyTokenizeRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+)
+from ridgeline.serve.answer.reply import STREAMED
 from ridgeline.serve.dialects.anthropic.documented import (
     MESSAGE_ERRORS,
     MESSAGE_EVENTS,
@@ -27,15 +36,6 @@ from ridgeline.serve.dialects.llamacpp.routes import add_llamacpp
 from ridgeline.serve.dialects.ollama.routes import add_ollama
 from ridgeline.serve.dialects.openai.documented import ERRORS, ChatCompletion, Completion
 from ridgeline.serve.dialects.openai.embeddings import add_embeddings
-from ridgeline.serve.dialects.openai.protocol import (
-    AnyTokenizeRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeChatRequest,
-    TokenizeRequest,
-)
-from ridgeline.serve.dialects.openai.reply import STREAMED
 from ridgeline.serve.dialects.responses.documented import RESPONSE_EVENTS, ResponseObject
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.dialects.responses.request import RESPONSES, chat_request

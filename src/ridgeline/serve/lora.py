@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse
 from ridgeline.core.request import Adapter
 from ridgeline.engine.adapters import Adapters, NoRoom
 from ridgeline.engine.identity import with_adapter
-from ridgeline.serve.dialects import fields
+from ridgeline.serve.answer import fields
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.gate import check_operator
 from ridgeline.serve.http.request_model import Strict

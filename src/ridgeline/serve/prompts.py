@@ -18,11 +18,11 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules
 from ridgeline.engine.text_processor import NewConstraint, TextProcessor, cut
+from ridgeline.serve.answer.conversation import Rendering
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.answer.response_format import wanted_form
 from ridgeline.serve.deadlines.field import Deadline
 from ridgeline.serve.dialects.llamacpp.infill import InfillRequest, LlamaCppRequest
-from ridgeline.serve.dialects.openai.conversation import Rendering
-from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.dialects.openai.response_format import wanted_form
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_model import contradiction

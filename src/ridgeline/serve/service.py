@@ -25,17 +25,17 @@ from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.needs import Needs, needs_of
 from ridgeline.serve.aliases import Alias, Aliases
-from ridgeline.serve.deadlines.admission import Promises
-from ridgeline.serve.deadlines.field import HEADER
-from ridgeline.serve.deadlines.prediction_sampling import Arrivals
-from ridgeline.serve.dialects.dialect import OPENAI, Dialect
-from ridgeline.serve.dialects.openai.conversation import Rendering
-from ridgeline.serve.dialects.openai.protocol import (
+from ridgeline.serve.answer.conversation import Rendering
+from ridgeline.serve.answer.dialect import OPENAI, Dialect
+from ridgeline.serve.answer.protocol import (
     ChatRequest,
     CompletionRequest,
 )
-from ridgeline.serve.dialects.openai.reply import OpenAiWriter, Reply, ResponseWriter
-from ridgeline.serve.dialects.openai.response_builder import ResponseBuilder
+from ridgeline.serve.answer.reply import OpenAiWriter, Reply, ResponseWriter
+from ridgeline.serve.answer.response_builder import ResponseBuilder
+from ridgeline.serve.deadlines.admission import Promises
+from ridgeline.serve.deadlines.field import HEADER
+from ridgeline.serve.deadlines.prediction_sampling import Arrivals
 from ridgeline.serve.engine.between_steps import load
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.engine.request_stream import RequestStream, Screen

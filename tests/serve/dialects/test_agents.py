@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.test_llm import write_model
-from tests.serve.dialects.openai.test_tools import TEMPLATE
+from tests.serve.answer.test_tools import TEMPLATE
 from tests.serve.serving import Served, serving
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string", "maxLength": 4}},

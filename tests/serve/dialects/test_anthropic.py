@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from ridgeline.serve.dialects.anthropic.documented import MessageObject
-from tests.serve.dialects.openai.test_tools import SCHEMA, thinker
+from tests.serve.answer.test_tools import SCHEMA, thinker
 from tests.serve.dialects.test_responses import reasoner
 from tests.serve.serving import Served, serving, without_signs
 from tests.waiting import connected

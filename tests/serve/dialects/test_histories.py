@@ -15,11 +15,11 @@ import pytest
 import typing_extensions
 from pydantic import ValidationError
 
+from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.dialects.anthropic import request as anthropic
 from ridgeline.serve.dialects.anthropic.protocol import MessagesRequest
 from ridgeline.serve.dialects.ollama import request as ollama
 from ridgeline.serve.dialects.ollama.protocol import ChatAsked
-from ridgeline.serve.dialects.openai.protocol import ChatRequest
 from ridgeline.serve.dialects.responses import request as responses
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.http.errors import ApiError

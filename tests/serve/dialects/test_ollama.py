@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from ridgeline.serve.dialects.ollama import documented
 from ridgeline.serve.http.options import parse_seconds
-from tests.serve.dialects.openai.test_tools import SCHEMA, TOOLS, thinker
+from tests.serve.answer.test_tools import SCHEMA, TOOLS, thinker
 from tests.serve.dialects.test_responses import reasoner
 from tests.serve.serving import Served, serving
 

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
-from ridgeline.serve.dialects.openai.response_builder import ResponseBuilder
+from ridgeline.serve.answer.response_builder import ResponseBuilder
 from ridgeline.serve.dialects.responses.documented import ResponseObject
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.dialects.responses.request import chat_request
@@ -30,7 +30,7 @@ from ridgeline.text.messages.message import MessageForm
 from ridgeline.text.messages.tools import HERMES
 from tests.core.decoding.test_text import Pieces
 from tests.engine.test_llm import write_model
-from tests.serve.dialects.openai.test_tools import END_OF_THOUGHT, SCHEMA, TEMPLATE, thinker
+from tests.serve.answer.test_tools import END_OF_THOUGHT, SCHEMA, TEMPLATE, thinker
 from tests.serve.serving import Served, hold, serving
 from tests.waiting import eventually
 

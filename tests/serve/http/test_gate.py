@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from ridgeline.core.step import Step
-from ridgeline.serve.dialects.openai.reply import OpenAiWriter
+from ridgeline.serve.answer.reply import OpenAiWriter
 from ridgeline.serve.http.errors import is_triton
 from tests.engine.test_llm import HELLO
 from tests.serve.serving import JSON, Served, serving

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import TypeAdapter
 
-from ridgeline.serve.dialects.openai.protocol import ChatRequest
+from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.json_body import BodyRoute, read
 from tests.lines_run import at_most_lines

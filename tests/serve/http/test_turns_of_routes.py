@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.serve.dialects.openai import reply
+from ridgeline.serve.answer import reply
 from ridgeline.serve.engine.request_stream import StreamError
 from ridgeline.serve.http.turns import CALLER, Turns
 from tests.engine.test_llm import HELLO

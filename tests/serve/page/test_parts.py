@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from selenium.webdriver import Chrome
 
-from tests.serve.dialects.openai.test_tools import TOOLS, thinker
+from tests.serve.answer.test_tools import TOOLS, thinker
 from tests.serve.page.browsing import (
     DESK,
     PHONE,

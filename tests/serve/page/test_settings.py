@@ -9,7 +9,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
-from tests.serve.dialects.openai.test_tools import thinker
+from tests.serve.answer.test_tools import thinker
 from tests.serve.page.browsing import (
     DESK,
     PHONE,

@@ -19,12 +19,12 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import FileResponse, Response
 from starlette.types import Message, Receive
 
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.protocol import Metadata
 from ridgeline.serve.batch_files.lines import URLS
 from ridgeline.serve.batch_files.store import OwnerFiles, StoredBatch, StoredFile
 from ridgeline.serve.batches.background import Batches
-from ridgeline.serve.dialects import fields
 from ridgeline.serve.dialects.openai.documented import ERRORS
-from ridgeline.serve.dialects.openai.protocol import Metadata
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.gate import UPLOADS, too_long
 from ridgeline.serve.http.options import ServeOptions

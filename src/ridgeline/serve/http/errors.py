@@ -39,7 +39,7 @@ _NAMED = (
     "unknown_parameter",
     "unsupported_parameter",
     "invalid_value",
-)  # ``server.dialects.openai.protocol``'s own
+)  # ``answer.protocol``'s own
 
 _SUBJECT = re.compile("^(Input|String|List|Dictionary) should")
 _OF_NAMES = ("literal_error", "string_pattern_mismatch")  # problems of what is no free text
@@ -159,7 +159,7 @@ def _shown(problem: Mapping[str, Any]) -> str:
 def _path(problem: Mapping[str, Any]) -> list[str | int]:
     """Return where in the body something is, without the names of a union's members.
 
-    A problem that ``openai.protocol`` raised names in its context the field that it is about.
+    A problem that ``answer.protocol`` raised names in its context the field that it is about.
     """
     types = {"str", "int", "bool", "float"}
     steps = [s for s in problem["loc"] if s not in types and not {"[", "-"} & set(str(s))]

@@ -1,7 +1,7 @@
 """Bodies of requests: JSON to checked models at a bounded cost, long ones away from the event loop.
 
 The values in a body are counted before it is parsed: a few MB of JSON can become a GB of objects,
-and seconds of complaints about each. It knows nothing of fields; ``openai.protocol`` says what is
+and seconds of complaints about each. It knows nothing of fields; ``answer.protocol`` says what is
 valid.
 """
 

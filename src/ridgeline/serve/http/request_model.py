@@ -75,7 +75,7 @@ class Strict(BaseModel):
 
     A null is absence, whatever its name: client libraries send the empty fields of their types.
     What a body has no field for is dropped by name, or refused, as its ``extras`` say (one table
-    for all APIs, ``server.dialects.fields``). A body of our own has no such table, and refuses it.
+    for all APIs, ``answer.fields``). A body of our own has no such table, and refuses it.
     """
 
     model_config = ConfigDict(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from fastapi import FastAPI, Request
 from pydantic import Discriminator, Tag
 
-from ridgeline.serve.dialects import fields
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.protocol import EACH
 from ridgeline.serve.dialects.documented import Shaped
 from ridgeline.serve.dialects.openai.documented import ERRORS
-from ridgeline.serve.dialects.openai.protocol import EACH
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.gate import client_left
 from ridgeline.serve.http.request_model import Strict, typed

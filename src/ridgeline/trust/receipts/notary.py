@@ -9,8 +9,8 @@ from typing import Any
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event
 from ridgeline.engine.identity import fingerprint, with_adapter
-from ridgeline.serve.dialects.choice_state import ChoiceState
-from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.answer.choice_state import ChoiceState
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.engine.request_stream import RequestStream, StreamEvent
 from ridgeline.text.messages.calls import Piece
 from ridgeline.text.messages.message import AnswerReader, MessageForm

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ridgeline import SamplingParams
+from ridgeline.serve.answer.samplers import _IN_ORDER, NAMES
 from ridgeline.serve.dialects.llamacpp.routes import sampler_list
-from ridgeline.serve.dialects.openai.samplers import _IN_ORDER, NAMES
 from ridgeline.serve.http.options import ServeOptions
 from tests.engine.test_llm import HELLO
 from tests.serve.serving import Served, serving

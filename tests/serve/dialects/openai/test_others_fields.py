@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.test_llm import HELLO
-from tests.serve.dialects.openai.test_tools import thinker
+from tests.serve.answer.test_tools import thinker
 from tests.serve.serving import Served
 
 __all__ = ["thinker"]  # a fixture

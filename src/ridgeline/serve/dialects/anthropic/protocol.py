@@ -1,6 +1,6 @@
 """What clients may ask of POST /v1/messages: the fields that are honoured.
 
-``server.dialects.anthropic.request`` makes a chat request of it.
+``serve.dialects.anthropic.request`` makes a chat request of it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, LiteralString
 
 from pydantic import Discriminator, Field, Tag
 
-from ridgeline.serve.dialects import fields
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.conversation import MAX_TOOLS, NAME_OF_TOOL
+from ridgeline.serve.answer.protocol import Length
 from ridgeline.serve.dialects.anthropic.history import READ, read_messages
-from ridgeline.serve.dialects.openai.conversation import MAX_TOOLS, NAME_OF_TOOL
-from ridgeline.serve.dialects.openai.protocol import Length
 from ridgeline.serve.http.request_model import Strict, kind_of, typed
 
 _INT64 = 1 << 63

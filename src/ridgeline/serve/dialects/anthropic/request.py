@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from ridgeline.serve.answer.dialect import Dialect, text_of
+from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.dialects.anthropic.protocol import (
     Conversation,
     InputMessage,
@@ -16,8 +18,6 @@ from ridgeline.serve.dialects.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from ridgeline.serve.dialects.dialect import Dialect, text_of
-from ridgeline.serve.dialects.openai.protocol import ChatRequest
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_model import bad_value
 

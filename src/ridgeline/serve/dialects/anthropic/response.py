@@ -1,6 +1,6 @@
 """The answer of POST /v1/messages: content blocks, and the events that tell how they grow.
 
-Both are made of ``dialects.items``.
+Both are made of ``answer.items``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from ridgeline.serve.dialects.items import Item, Items
-from ridgeline.serve.dialects.openai.protocol import ChatRequest
-from ridgeline.serve.dialects.openai.reply import SSE, sse
-from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder
+from ridgeline.serve.answer.items import Item, Items
+from ridgeline.serve.answer.protocol import ChatRequest
+from ridgeline.serve.answer.reply import SSE, sse
+from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder
 from ridgeline.serve.engine.request_stream import StreamEvent
 from ridgeline.serve.http.errors import ApiError, anthropic_body
 

@@ -18,16 +18,16 @@ from ridgeline.core.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
 from ridgeline.engine.text_processor import TextProcessor
-from ridgeline.serve.dialects import fields
-from ridgeline.serve.dialects.openai.conversation import Rendering
-from ridgeline.serve.dialects.openai.protocol import (
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.conversation import Rendering
+from ridgeline.serve.answer.protocol import (
     EACH,
     CompletionRequest,
     NewText,
 )
-from ridgeline.serve.dialects.openai.reply import PING, SSE, sse
-from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder, progress_of
-from ridgeline.serve.dialects.openai.samplers import MAX_BIASES, is_bias, is_token
+from ridgeline.serve.answer.reply import PING, SSE, sse
+from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, progress_of
+from ridgeline.serve.answer.samplers import MAX_BIASES, is_bias, is_token
 from ridgeline.serve.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_model import Strict, contradiction, wrong

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from ridgeline.core.decoding.search import with_recommended
 from ridgeline.core.params import SamplingParams
 from ridgeline.model.files.summary import Summary
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.dialects.documented import InfillTimings, Shaped, documented
 from ridgeline.serve.dialects.llamacpp.infill import (
     InfillRequest,
@@ -27,7 +28,6 @@ from ridgeline.serve.dialects.llamacpp.infill import (
 )
 from ridgeline.serve.dialects.llamacpp.slots import LlamaCppSlots, SlotFile, slot
 from ridgeline.serve.dialects.openai.documented import ERRORS, Completion
-from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.engine.between_steps import between_steps
 from ridgeline.serve.http.gate import own_view
 from ridgeline.serve.http.json_body import in_turn

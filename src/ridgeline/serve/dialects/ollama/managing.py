@@ -18,12 +18,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ridgeline.serve.aliases import NAME, Alias, Aliases
+from ridgeline.serve.answer.reply import STREAMED
 from ridgeline.serve.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.serve.dialects.ollama.documented import LINES, Progress
 from ridgeline.serve.dialects.ollama.protocol import CopyAsked, CreateAsked, NameAsked, PullAsked
 from ridgeline.serve.dialects.ollama.request import openai_messages
 from ridgeline.serve.dialects.ollama.response import OllamaWriter
-from ridgeline.serve.dialects.openai.reply import STREAMED
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.gate import check_operator
 from ridgeline.serve.http.request_model import bad_value

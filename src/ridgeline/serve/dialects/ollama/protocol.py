@@ -1,6 +1,6 @@
 """What clients may ask of /api/chat and /api/generate: the fields that are honoured.
 
-``server.dialects.ollama.request`` makes a request of OpenAI's kind of it.
+``serve.dialects.ollama.request`` makes a request of OpenAI's kind of it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from ridgeline.serve.dialects import fields
-from ridgeline.serve.dialects.openai import samplers
-from ridgeline.serve.dialects.openai.conversation import MAX_TOOLS
-from ridgeline.serve.dialects.openai.protocol import EACH, CompletionRequest, kind_of_prompt
+from ridgeline.serve.answer import fields, samplers
+from ridgeline.serve.answer.conversation import MAX_TOOLS
+from ridgeline.serve.answer.protocol import EACH, CompletionRequest, kind_of_prompt
 from ridgeline.serve.http.request_model import Strict, wrong
 from ridgeline.text.template.parts import readable
 

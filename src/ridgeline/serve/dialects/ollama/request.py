@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ridgeline.serve.dialects.dialect import Dialect
+from ridgeline.serve.answer.dialect import Dialect
+from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.dialects.ollama.protocol import (
     Asked,
     ChatAsked,
@@ -16,7 +17,6 @@ from ridgeline.serve.dialects.ollama.protocol import (
     OllamaOptions,
     RawRequest,
 )
-from ridgeline.serve.dialects.openai.protocol import ChatRequest
 from ridgeline.serve.http.errors import ApiError
 
 _SAME = (

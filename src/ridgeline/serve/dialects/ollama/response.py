@@ -1,6 +1,6 @@
 """The answers of /api/chat and /api/generate: a line of JSON for each piece, and one at the end.
 
-They are made of ``dialects.items``. A call comes whole.
+They are made of ``answer.items``. A call comes whole.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from ridgeline.serve.dialects.items import Item, Items
-from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder
+from ridgeline.serve.answer.items import Item, Items
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder
 from ridgeline.serve.engine.request_stream import StreamEvent
 from ridgeline.serve.http.errors import ApiError
 

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ridgeline.engine.vectors import shaped
 from ridgeline.serve.aliases import Alias
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.serve.dialects.ollama import documented as answers
 from ridgeline.serve.dialects.ollama import models
@@ -33,7 +34,6 @@ from ridgeline.serve.dialects.ollama.request import (
 )
 from ridgeline.serve.dialects.ollama.response import NS_PER_MS, OllamaWriter, time_of
 from ridgeline.serve.dialects.openai.embeddings import Vectors, check_dimensions, vectors_of
-from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.service import Service
 from ridgeline.system.machine import memory_of
 

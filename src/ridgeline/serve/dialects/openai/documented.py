@@ -1,6 +1,6 @@
 """The shapes of OpenAI's answers, for the OpenAPI document.
 
-Answers themselves are plain dictionaries (``openai.response_builder``), because a step of 64
+Answers themselves are plain dictionaries (``answer.response_builder``), because a step of 64
 streams makes 64 of them.
 """
 

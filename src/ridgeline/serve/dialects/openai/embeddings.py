@@ -21,13 +21,13 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request as EngineRequest
 from ridgeline.core.step import Event, FinishReason
 from ridgeline.engine.vectors import cosine, paired, shaped
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.dialect import OPENAI
+from ridgeline.serve.answer.protocol import EACH, TextOrIds
+from ridgeline.serve.answer.reply import RawBody, Reply
 from ridgeline.serve.deadlines.promise import Promise
-from ridgeline.serve.dialects import fields
-from ridgeline.serve.dialects.dialect import OPENAI
 from ridgeline.serve.dialects.documented import documented
 from ridgeline.serve.dialects.openai.documented import ERRORS, EmbeddingList, Reranked, Scored
-from ridgeline.serve.dialects.openai.protocol import EACH, TextOrIds
-from ridgeline.serve.dialects.openai.reply import RawBody, Reply
 from ridgeline.serve.engine.request_stream import RequestStream, StreamError, StreamEvent
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_model import Strict

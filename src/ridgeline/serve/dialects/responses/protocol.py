@@ -1,7 +1,7 @@
 """What clients may ask of POST /v1/responses: the fields that are honoured.
 
 Nothing is stored, so what needs a stored response is refused, and the error says what to do
-instead. ``server.dialects.responses.request`` makes a chat request of it.
+instead. ``serve.dialects.responses.request`` makes a chat request of it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ridgeline.serve.dialects import fields
-from ridgeline.serve.dialects.openai.conversation import FunctionDefinition
-from ridgeline.serve.dialects.openai.protocol import Length
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.conversation import FunctionDefinition
+from ridgeline.serve.answer.protocol import Length
 from ridgeline.serve.dialects.responses.history import READ, read_items
 from ridgeline.serve.http.request_model import Strict, kind_of, typed
 

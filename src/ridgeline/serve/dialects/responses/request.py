@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ridgeline.serve.dialects.dialect import Dialect, text_of
-from ridgeline.serve.dialects.openai.protocol import ChatRequest
+from ridgeline.serve.answer.dialect import Dialect, text_of
+from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.dialects.responses.protocol import (
     LOGPROBS,
     AllowedTools,

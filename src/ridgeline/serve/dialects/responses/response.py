@@ -1,6 +1,6 @@
 """The answer of POST /v1/responses: items, and the events that tell how they grow.
 
-Both are made of ``dialects.items``.
+Both are made of ``answer.items``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from ridgeline.serve.dialects.items import Item, Items
-from ridgeline.serve.dialects.openai.protocol import ChatRequest
-from ridgeline.serve.dialects.openai.reply import PING, SSE, sse
-from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder, progress_of
+from ridgeline.serve.answer.items import Item, Items
+from ridgeline.serve.answer.protocol import ChatRequest
+from ridgeline.serve.answer.reply import PING, SSE, sse
+from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, progress_of
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.serve.http.errors import ApiError

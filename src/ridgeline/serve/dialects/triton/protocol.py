@@ -18,9 +18,9 @@ from pydantic import (
     model_validator,
 )
 
-from ridgeline.serve.dialects import fields
-from ridgeline.serve.dialects.openai.protocol import EACH, CompletionRequest, kind_of_prompt
-from ridgeline.serve.dialects.openai.samplers import Words
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.protocol import EACH, CompletionRequest, kind_of_prompt
+from ridgeline.serve.answer.samplers import Words
 from ridgeline.serve.http.request_model import Strict, contradiction, wrong
 
 _Flag = Literal["BYTES", "BOOL"]

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ridgeline.serve.dialects.openai.reply import PING, SSE, RawBody, sse
-from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder
+from ridgeline.serve.answer.reply import PING, SSE, RawBody, sse
+from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder
 from ridgeline.serve.dialects.triton.protocol import TritonRequest
 from ridgeline.serve.dialects.triton.tensors import pack
 from ridgeline.serve.engine.request_stream import StreamEvent

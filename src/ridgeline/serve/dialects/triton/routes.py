@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from ridgeline.engine.vectors import shaped
-from ridgeline.serve.dialects.dialect import Dialect
+from ridgeline.serve.answer.dialect import Dialect
+from ridgeline.serve.answer.reply import RawBody
 from ridgeline.serve.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.serve.dialects.openai.embeddings import Vectors, vectors_of
-from ridgeline.serve.dialects.openai.reply import RawBody
 from ridgeline.serve.dialects.triton import documented as answers
 from ridgeline.serve.dialects.triton.protocol import InferRequest, InputTensor, TritonRequest
 from ridgeline.serve.dialects.triton.response import (

@@ -17,11 +17,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.core.records import RequestRecord
+from ridgeline.serve.answer.dialect import Dialect
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, progress_of
 from ridgeline.serve.deadlines.field import PROMISE
 from ridgeline.serve.deadlines.promise import Promise
-from ridgeline.serve.dialects.dialect import Dialect
-from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.dialects.openai.response_builder import Choice, ResponseBuilder, progress_of
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.engine.request_stream import (
     ClientGone,

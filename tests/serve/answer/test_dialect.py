@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.serve.dialects.dialect import Dialect
+from ridgeline.serve.answer.dialect import Dialect
 from ridgeline.serve.http.errors import ApiError
 
 

@@ -28,10 +28,10 @@ from ridgeline.core.step import (
 )
 from ridgeline.engine.outputs import likeliest
 from ridgeline.engine.text_processor import TextProcessor
+from ridgeline.serve.answer.choice_state import FILTERED, ChoiceState, means_of
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.answer.tools import is_named
 from ridgeline.serve.deadlines.promise import Promise
-from ridgeline.serve.dialects.choice_state import FILTERED, ChoiceState, means_of
-from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.dialects.openai.tools import is_named
 from ridgeline.serve.engine.request_stream import (
     PromptProgress,
     Refusal,

@@ -22,11 +22,10 @@ from pydantic import (
 from ridgeline.core.decoding.search import check_search
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Text
-from ridgeline.serve.deadlines.field import HEADER, LONGEST_MS, Deadline
-from ridgeline.serve.dialects import fields
-from ridgeline.serve.dialects.openai.conversation import Prediction, Rendering
-from ridgeline.serve.dialects.openai.response_format import FIELDS
-from ridgeline.serve.dialects.openai.samplers import (
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.conversation import Prediction, Rendering
+from ridgeline.serve.answer.response_format import FIELDS
+from ridgeline.serve.answer.samplers import (
     MAX_BIASES,
     NAMES,
     AllowedLength,
@@ -41,7 +40,8 @@ from ridgeline.serve.dialects.openai.samplers import (
     check_biases,
     switched_off,
 )
-from ridgeline.serve.dialects.openai.tools import wanted_tools
+from ridgeline.serve.answer.tools import wanted_tools
+from ridgeline.serve.deadlines.field import HEADER, LONGEST_MS, Deadline
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_model import STRICT, Strict, contradiction, wrong
@@ -185,7 +185,7 @@ class _SamplingFields(Strict):
     length_penalty: float | None = Field(None, ge=-10, le=10)
     early_stopping: bool | Literal["never"] | None = None
     penalty_alpha: float | None = Field(None, ge=0, le=1)
-    # The form of the answer, under all names that clients use (``openai.response_format``):
+    # The form of the answer, under all names that clients use (``response_format``):
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None

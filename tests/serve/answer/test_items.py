@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from ridgeline.serve.dialects.items import Items
+from ridgeline.serve.answer.items import Items
 
 
 def call(name: str | None, arguments: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """An answer as a list of items: thoughts, texts and calls. One is closed before the next begins.
 
-The items are made of the deltas of a streamed answer (``openai.response_builder``), so a streamed
+The items are made of the deltas of a streamed answer (``response_builder``), so a streamed
 answer and a whole one are the same. A dialect says how an item and its growth are written.
 """
 

@@ -12,11 +12,11 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from ridgeline.serve.dialects import fields
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.dialects.llamacpp.infill import InfillRequest
 from ridgeline.serve.dialects.ollama.protocol import ChatAsked, GenerateAsked
 from ridgeline.serve.dialects.openai.embeddings import EmbeddingsRequest
-from ridgeline.serve.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.http.request_model import Extra, Strict
 from tests.engine.test_llm import HELLO

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from ridgeline.serve.dialects import fields
-from ridgeline.serve.dialects.openai.tools import wanted_tools
+from ridgeline.serve.answer import fields
+from ridgeline.serve.answer.tools import wanted_tools
 from ridgeline.serve.http.request_model import Strict, contradiction, document, typed
 from ridgeline.text.messages.tools import Tool, ToolUse
 from ridgeline.text.template.messages import familiar
