@@ -25,8 +25,8 @@ def home(tmp_path: Path) -> Path:
     """Two models that we pulled, and one of LM Studio."""
     metadata = gguf_metadata(CONFIG, "llama") | vocabulary()
     for place in (
-        "ridgeline/model/files/o/n/m-Q8_0.gguf",
-        "ridgeline/model/files/o/n/m-Q4_0.gguf",
+        "ridgeline/models/o/n/m-Q8_0.gguf",
+        "ridgeline/models/o/n/m-Q4_0.gguf",
         ".lmstudio/models/o/other/x-Q8_0.gguf",
     ):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def home(tmp_path: Path) -> Path:
 
 def test_list_shows_everything_and_who_owns_it(home: Path) -> None:
     shown = ridgeline(home, "list").stdout
-    path = home / "ridgeline/model/files/o/n/m-Q8_0.gguf"
+    path = home / "ridgeline/models/o/n/m-Q8_0.gguf"
     (row,) = [line.split() for line in shown.splitlines() if line.startswith("o/n:Q8_0")]
     assert (row[0], row[-2:]) == ("o/n:Q8_0", ["ridgeline", str(path)])
     assert "lm studio" in shown
@@ -86,7 +86,7 @@ def test_rm_removes_what_was_pulled_and_nothing_else(home: Path) -> None:
     assert "'nothing' is not here" in ridgeline(home, "rm", "nothing").stderr
     done = ridgeline(home, "rm", "o/n:Q4_0", "o/n:Q8_0", "--json")
     assert json.loads(done.stdout)["removed"] == ["o/n:Q4_0", "o/n:Q8_0"]
-    assert not (home / "ridgeline/model/files/o").exists()
+    assert not (home / "ridgeline/models/o").exists()
     assert (home / ".lmstudio/models/o/other/x-Q8_0.gguf").exists()
 
 
@@ -100,7 +100,7 @@ def test_rm_takes_the_names_that_run_takes(name: str, home: Path) -> None:
 
 
 def test_two_files_of_one_quantisation_are_told_apart_by_their_files(home: Path) -> None:
-    folder = home / "ridgeline/model/files/o/n"
+    folder = home / "ridgeline/models/o/n"
     (folder / "m-Q8_0.gguf").rename(folder / "a-Q4_0.gguf")
     listed = json.loads(ridgeline(home, "list", "--json").stdout)["models"]
     names = [model["name"] for model in listed if model["owner"] == "ridgeline"]
@@ -122,9 +122,9 @@ def test_a_model_of_another_program_says_where_it_was_found(home: Path) -> None:
 
 def test_nothing_is_cut_where_a_program_reads(home: Path) -> None:
     deep = home / "/".join(["a-folder-with-a-long-name[b]"] * 8)
-    path = deep / "ridgeline/model/files/o/n/m-Q8_0.gguf"
+    path = deep / "ridgeline/models/o/n/m-Q8_0.gguf"
     path.parent.mkdir(parents=True)
-    (home / "ridgeline/model/files/o/n/m-Q8_0.gguf").rename(path)
+    (home / "ridgeline/models/o/n/m-Q8_0.gguf").rename(path)
     for command in (("show", "o/n"), ("list",), ("doctor",)):
         shown = ridgeline(deep, *command).stdout
         assert str(path if command != ("doctor",) else path.parents[2]) in shown
