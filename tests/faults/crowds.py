@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import grpc
 
-from ridgeline.serve.http.static import FILES
+from ridgeline.serve.page import FILES
 from ridgeline.serve.triton_grpc.messages import SERVICE
 from ridgeline.serve.tunnel.proof import PATH, PROTOCOL
 from tests.faults.fleet import are_ready, check_rest, served_alone, servers

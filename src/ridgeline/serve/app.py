@@ -45,10 +45,10 @@ from ridgeline.serve.http.error_handlers import add_errors
 from ridgeline.serve.http.errors import LEAVING, STOPPING, ApiError
 from ridgeline.serve.http.gate import check_operator, own_view
 from ridgeline.serve.http.json_body import BodyRoute
-from ridgeline.serve.http.static import FILES
 from ridgeline.serve.lora import add_lora
 from ridgeline.serve.observe.explain_route import add_explain
 from ridgeline.serve.observe.live import MOST_READERS
+from ridgeline.serve.page import FILES
 from ridgeline.serve.plans.routes import add_plans
 from ridgeline.serve.prompts import Ids
 from ridgeline.serve.service import Service

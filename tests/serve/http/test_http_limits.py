@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.serve.http.static import FILES
+from ridgeline.serve.page import FILES
 from tests.serve.serving import JSON, Served, hold, serving
 from tests.waiting import PATIENCE_S, connected, eventually
 

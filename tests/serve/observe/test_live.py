@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.step import Step
-from ridgeline.serve.http.static import FILES
 from ridgeline.serve.observe.live import _PERIOD_S
+from ridgeline.serve.page import FILES
 from tests.serve.serving import Served, serving
 from tests.waiting import PATIENCE_S, connected, eventually
 

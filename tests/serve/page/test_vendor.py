@@ -11,7 +11,7 @@ from pathlib import Path
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from ridgeline.serve.http.static import FILES
+from ridgeline.serve.page import FILES
 from tests.serve.page.browsing import keep, sees, texts
 
 ROOT = Path(__file__).parents[3]

@@ -28,8 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.serve.http.errors import SHORT, ApiError, body_at, is_triton
 from ridgeline.serve.http.keys import ANYONE, Keys
 from ridgeline.serve.http.limits import Limits
-from ridgeline.serve.http.static import FILES
 from ridgeline.serve.http.turns import CALLER, STATE, in_thread
+from ridgeline.serve.page import FILES
 from ridgeline.serve.tunnel.proof import PATH as DOOR
 
 _ANY = "*"  # of origins

@@ -18,10 +18,10 @@ from ridgeline.serve.http.limits import Limits
 from ridgeline.serve.http.listening import bind, unbound
 from ridgeline.serve.http.logs import LogWriter, standard_error
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.static import FILES
 from ridgeline.serve.http.strangers import Listener
 from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.http.web_server import WebServer, address
+from ridgeline.serve.page import FILES
 from ridgeline.serve.plans.routes import add_plans
 from ridgeline.version import __version__
 
