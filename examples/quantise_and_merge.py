@@ -16,8 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.bench.quality import REFERENCE, measure, windows
-from ridgeline.bench.texts import texts
+from ridgeline.bench.quality import REFERENCE, measure, texts, windows
 from ridgeline.engine.setup.locate import locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.model.files.checkpoint import load_checkpoint

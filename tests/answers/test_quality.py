@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.bench.quality import WeightsFormat, measure, windows
-from ridgeline.bench.texts import texts
+from ridgeline.bench.quality import WeightsFormat, measure, texts, windows
 from ridgeline.engine.setup.options import Options
 from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.real_models import real_model

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.backends.reference.runner import ReferenceRunner
-from ridgeline.bench import quality, texts
+from ridgeline.bench import quality
 from ridgeline.bench.quality import (
     FORMATS,
     REFERENCE,
@@ -247,14 +247,14 @@ def test_too_short_a_text_names_its_length(tmp_path: Path) -> None:
 def test_the_manual_is_long_enough_and_python_without_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert len(texts.manual()) > 150_000  # even at 8 letters a token, more than 2,048
-    assert texts.manual().startswith("Objects, values and types\n")
-    kinds = texts.texts()
+    assert len(quality.manual()) > 150_000  # even at 8 letters a token, more than 2,048
+    assert quality.manual().startswith("Objects, values and types\n")
+    kinds = quality.texts()
     assert list(kinds) == ["prose", "code", "scripts", "repeats"]
     assert all(len(text) > 1000 for text in kinds.values())
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(ValueError, match="--text FILE"):
-        texts.manual()
+        quality.manual()
 
 
 # --- a real model: its bounds are in tests/answers/test_quality.py ------------------------------

@@ -4,16 +4,22 @@ The text is cut into windows; each window is fed to the reference backend in f32
 candidate, and their distributions are compared after every token whose successor is in the window.
 Nothing is generated, so no sampling and no scheduling is in the numbers.
 
+Texts are prose, code, other scripts, and text that repeats itself. Nothing is fetched: prose and
+code come with every CPython, the rest is beside this file.
+
 Measured in nats and in float64. It does not know how a format computes: a candidate is anything
 that returns logits.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import json.decoder
 import math
 import platform
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from itertools import starmap
@@ -24,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from ridgeline.bench.texts import texts
 from ridgeline.engine.setup.build import new_runner
 from ridgeline.engine.setup.locate import locate
 from ridgeline.engine.setup.options import Options
@@ -37,6 +42,9 @@ from ridgeline.text.of_checkpoint import tokenizer_of
 
 Tokens = Sequence[int]
 Floats = NDArray[np.float32]
+# Pages of the manual that every CPython has within it, about 190,000 characters that do not
+# repeat each other. Their wording differs a little from one Python version to the next.
+TOPICS = ("objects", "types", "execmodel", "import", "compound", "specialnames", "debugger")
 
 
 class WeightsFormat(NamedTuple):
@@ -289,3 +297,25 @@ def _print(kind: str, results: Mapping[WeightsFormat, Quality]) -> None:
             f"{row.perplexity_ratio:.4f}",
         )
     Console(file=sys.stdout, width=100).print(table)
+
+
+def texts() -> Mapping[str, str]:
+    """Return a text of each kind by its name; ValueError where Python comes without its manual."""
+    prose = manual()
+    code = inspect.getsource(textwrap) + inspect.getsource(json.decoder)
+    begin = prose.index("\n\n")
+    return {
+        "prose": prose,
+        "code": code,
+        "scripts": Path(__file__).with_name("other_scripts.txt").read_text(encoding="utf-8"),
+        "repeats": prose[begin : begin + 700] * 12,
+    }
+
+
+def manual() -> str:
+    """Return pages of Python's manual, nothing stripped; ValueError where it is not there."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise ValueError("this Python is installed without its manual: give --text FILE") from error
+    return "".join(topics[name] for name in TOPICS)

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from ridgeline.bench.claims.main import bench_claims
-from ridgeline.bench.claims.papers import CLAIMS
 from ridgeline.bench.claims.stage import LoadSizes
+from ridgeline.bench.claims.techniques import CLAIMS
 from ridgeline.planner import PlanFlags
 from tests.cli.test_main import ridgeline
 from tests.engine import test_llm

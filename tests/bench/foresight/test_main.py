@@ -11,8 +11,15 @@ from typer.testing import CliRunner
 
 from ridgeline import LLM
 from ridgeline.bench.client_overhead import ClientOverhead
-from ridgeline.bench.foresight.main import LOADS, compare, fresh, make_case, run, run_on
-from ridgeline.bench.foresight.picture import foresight_svg
+from ridgeline.bench.foresight.main import (
+    LOADS,
+    compare,
+    foresight_svg,
+    fresh,
+    make_case,
+    run,
+    run_on,
+)
 from ridgeline.bench.foresight.table import (
     BARS,
     COLUMNS,

@@ -17,13 +17,13 @@ from typing import Any
 from rich.console import Console
 
 from ridgeline.bench.load.client_flags import ClientFlags
-from ridgeline.bench.load.picture import latencies_svg
-from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise, warnings
+from ridgeline.bench.load.stats import DEFINITIONS, Outcome, parse_limits, summarise, warnings
 from ridgeline.bench.out_file import write_out
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.foresight.simulator.load_traces import parse_trace
 from ridgeline.foresight.simulator.workload import Planned, Workload, make_plan, parse_prompts
 from ridgeline.system.report import flat
+from ridgeline.system.svg import COLOURS, Axis, Chart
 
 # The labels of vLLM's block.
 _COUNTS = {
@@ -42,6 +42,12 @@ _SECTIONS = {
     "tpot_excl_first": ("Time per Output Token (excl. 1st token)", "TPOT"),
     "itl_chunk_pooled": ("Inter-token Latency", "ITL"),
     "e2e": ("End-to-end Latency", "E2EL"),
+}
+# Curves of the picture.
+_SHOWN = {
+    "ttft_from_send": "time to first token",
+    "tpot_excl_first": "time per output token",
+    "e2e": "end to end",
 }
 
 
@@ -163,3 +169,31 @@ def print_result(
 def _print_row(out: Console, label: str, value: str | float | None) -> None:
     text = "unknown" if value is None else f"{value:.2f}" if isinstance(value, float) else value
     out.print(f"{label + ':':<40} {text:<10}")
+
+
+def latencies_svg(outcomes: Sequence[Outcome], title: str) -> str:
+    """Return the curves of the requests that succeeded: milliseconds to the right, share upwards.
+
+    A curve that rises late or slowly shows what a percentile hides. Time is logarithmic, from a
+    tenth of a millisecond on. Failed requests are in the title only.
+    """
+    rows = [outcome.latencies_s() for outcome in outcomes if outcome.error is None]
+    curves = {
+        label: sorted(max(1e3 * row[name], 0.1) for row in rows if name in row)
+        for name, label in _SHOWN.items()
+    }
+    curves = {label: values for label, values in curves.items() if values}
+    every = [value for values in curves.values() for value in values] or [1.0]
+    percents = (0, 25, 50, 75, 90, 100)
+    chart = Chart(
+        Axis("milliseconds", min(every) / 1.2, max(every) * 1.2),
+        Axis("share of requests", 0, 100, is_log=False, tick="{} %", ticks=percents),
+    )
+    colours = dict(zip(curves, COLOURS, strict=False))
+    for label, values in curves.items():
+        step = 100 / len(values)
+        stairs = [(ms, step * num) for i, ms in enumerate(values) for num in (i, i + 1)]
+        chart.curve(stairs, colours[label])
+    num_failed = len(outcomes) - len(rows)
+    failed = f", {num_failed} failed" if num_failed else ""
+    return chart.picture(f"{title}: {len(rows)} requests{failed}", colours)

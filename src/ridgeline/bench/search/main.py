@@ -1,7 +1,8 @@
 """``ridgeline bench search``: the highest load at which a server meets service levels.
 
-It knows a server only by its URL, or by the command that starts it. The trials are a table that
-grows line by line, the answer is a sentence, and the last line is one JSON document.
+It knows a server only by its URL, or by the command that starts it. A server of ours is asked first
+what load it foresees to hold (``POST /v1/plan``): the search begins there. The trials are a table
+that grows line by line, the answer is a sentence, and the last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import asyncio
 import json
 import math
 import secrets
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal
 
 from rich.console import Console
@@ -23,15 +26,20 @@ from ridgeline.bench.load.client_flags import ClientFlags, check_base_url
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, Outcome, client_warnings
 from ridgeline.bench.out_file import check_out, write_out
-from ridgeline.bench.search.foreseen import foreseen_rate
 from ridgeline.bench.search.knee import LoadInterval, LoadSearch, interval, likely_limit
-from ridgeline.bench.search.picture import curve_svg
 from ridgeline.bench.search.served import first_model, served
-from ridgeline.bench.search.slo import parse_slo
+from ridgeline.bench.search.slo import RequestSlo, parse_slo
 from ridgeline.bench.search.trial import TrialSetting, run_trial
 from ridgeline.engine.setup.options import flag_field
 from ridgeline.engine.setup.progress import say
 from ridgeline.foresight.simulator.workload import Workload
+from ridgeline.system import svg
+
+# Of the server's forecast.
+_TIMEOUT_S = 30.0
+_NUM_QUESTIONS = 5
+_PERCENTILES = (50, 90, 95, 99)  # of which a plan speaks
+_COLOURS = {"held": svg.COLOURS[3], "failed": svg.COLOURS[2]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,3 +314,103 @@ def _row(number: int, record: dict[str, Any]) -> dict[str, Any]:
         **{f"{slo} (ms)": value for slo, value in values.items()},
         "verdict": record["verdict"],
     }
+
+
+def foreseen_rate(
+    client_flags: ClientFlags, slos: Sequence[RequestSlo], first: Sequence[Outcome]
+) -> float | None:
+    """Return the highest rate, requests per second, that a server foresees to hold.
+
+    None if it foresees nothing: it has no such route, model or bound. ``POST /v1/plan`` says of its
+    machine, by the server's own model of time, what a load would see. Rates are narrowed by a few
+    such questions; none of them is a request for an answer.
+
+    Args:
+        client_flags: whom, and which model.
+        slos: what must hold.
+        first: some answers of the load, which say how long prompts and answers are.
+    """
+    lengths = [(one.prompt_tokens, one.usage_tokens) for one in first]
+    known = [(prompt, new) for prompt, new in lengths if prompt and new]
+    if not known:
+        return None
+    body = {
+        "model": client_flags.model,
+        "on": "here",
+        "replicas": 1,
+        "prompt_tokens": max(1, round(mean(prompt for prompt, _ in known))),
+        "new_tokens": max(1, round(mean(new for _, new in known))),
+        "slo": [f"{slo.metric}:{_nearest(slo)}:{slo.limit_ms:g}" for slo in slos],
+    }
+    try:
+        knee_per_s = _knee_per_s(client_flags, body)
+        low, high = knee_per_s / 16, knee_per_s
+        for _ in range(_NUM_QUESTIONS):
+            middle = math.sqrt(low * high)
+            if _choice(client_flags, body, middle)["meets_slo"]:
+                low = middle
+            else:
+                high = middle
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return low if low > knee_per_s / 16 else None
+
+
+def _nearest(slo: RequestSlo) -> str:
+    if slo.percent is None:
+        return "mean"
+    percent = slo.percent
+    return f"p{min(_PERCENTILES, key=lambda one: abs(one - percent))}"
+
+
+def _knee_per_s(client_flags: ClientFlags, body: dict[str, Any]) -> float:
+    """Return the most requests per second that the server can answer at all."""
+    rate_per_s = 1e-2  # any: its share of the knee says where that is
+    return float(rate_per_s / _choice(client_flags, body, rate_per_s)["utilisation"])
+
+
+def _choice(client_flags: ClientFlags, body: dict[str, Any], rate_per_s: float) -> dict[str, Any]:
+    url = client_flags.base_url.rstrip("/").removesuffix("/v1") + "/v1/plan"
+    headers = {"Content-Type": "application/json"}
+    if client_flags.api_key:
+        headers["Authorization"] = f"Bearer {client_flags.api_key}"
+    data = json.dumps(body | {"request_rate": rate_per_s}).encode()
+    request = urllib.request.Request(url, data, headers)
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        (choice,) = json.load(response)["choices"]
+    answer: dict[str, Any] = choice
+    return answer
+
+
+def curve_svg(
+    answer: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], is_open: bool, slos: list[str]
+) -> str:
+    """Return the curve: load to the right, logarithmic; goodput in requests per second upwards.
+
+    Above the limit goodput falls although load grows, and the interval that answers is shaded.
+
+    Args:
+        answer: ``low`` and ``high`` are shaded, where both are there.
+        trials: each with ``load``, ``goodput_per_s`` and ``verdict``.
+        is_open: loads are requests per second, else requests at a time.
+        slos: the service levels, for the title.
+    """
+    dots = sorted((trial["load"], trial["goodput_per_s"], trial["verdict"]) for trial in trials)
+    unit = "requests per second sent" if is_open else "requests at a time"
+    highest = max([goodput for _, goodput, _ in dots] + [1e-6])
+    chart = svg.Chart(
+        svg.Axis(unit, dots[0][0] / 1.3, dots[-1][0] * 1.3),
+        svg.Axis("goodput, requests/s", 0, highest * 1.15, is_log=False),
+    )
+    if answer["low"] and answer["high"]:
+        low, high = answer["low"], answer["high"]
+        shown = f"{low:.3g} to {high:.3g}"
+        chart.shade(shown, across=(low, high))
+        chart.parts.append(
+            svg.text(chart.x(low), chart.top - 8, shown, size=svg.SMALL, anchor="middle",
+                     fill=svg.FAINT)
+        )  # fmt: skip
+    chart.curve([(load, goodput) for load, goodput, _ in dots], svg.FAINT, 1.5)
+    for load, goodput, said in dots:
+        chart.dot(load, goodput, _COLOURS["held" if said == "held" else "failed"])
+    return chart.picture(f"Goodput within {' and '.join(slos)}", _COLOURS)

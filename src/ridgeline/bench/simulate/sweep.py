@@ -1,13 +1,14 @@
 """``ridgeline simulate --sweep``: the same load under other options, each simulated, and the best.
 
-Simulations run in processes of their own, one for each core.
+Simulations run in processes of their own, one for each core. The picture of a sweep has a row for
+each combination, and a column of bars for each figure.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
 from itertools import product
@@ -20,13 +21,13 @@ from ridgeline.bench.load.stats import LIMIT_NAMES, parse_limits
 from ridgeline.bench.out_file import check_place
 from ridgeline.bench.simulate.main import Scenario, Simulator, check_fleet, seeded
 from ridgeline.bench.simulate.predicted import SimulatedRun
-from ridgeline.bench.simulate.sweep_picture import sweep_svg
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import count_bar
 from ridgeline.engine.setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import OF_DEVICE
+from ridgeline.system import svg
 from ridgeline.system.machine import usable_cpus, write_text
 from ridgeline.system.report import as_csv
 
@@ -49,6 +50,11 @@ _NOT_SWEPT = ("trace", "seed", "backend")
 _OF_DEVICE = (*OF_DEVICE, "dtype", "kv_cache_dtype")  # where one is named
 _OF_FLEET: dict[str, Any] = dict.fromkeys(("router", "drafts", "kills_per_minute"), str)
 _OF_FLEET |= {"replicas": int}
+# Of the picture.
+_LEFT, _COLUMN, _BAR, _ROW, _TOP = 24, 190, 120, 26, 96
+_PLAIN = "#9db8e8"
+_BEST = "#2da44e"
+_UNITS = {"tok/s": "tokens/s", "req/s": "requests/s", "goodput/s": "goodput, requests/s"}
 
 
 def sweep_loads(
@@ -232,3 +238,49 @@ def _flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
     return f"--{flag} {value}"
+
+
+def sweep_svg(
+    names: Sequence[str],
+    figures: Mapping[str, Sequence[float | None]],
+    best: int,
+    objective: str,
+) -> str:
+    """Return the picture.
+
+    Args:
+        names: of the combinations.
+        figures: by their names: one for each combination, None where there is none; latencies in
+            milliseconds. Those without any are left out.
+        best: which combination is the best.
+        objective: by what.
+    """
+    shown = {name: row for name, row in figures.items() if any(one is not None for one in row)}
+    left = _LEFT + 16 + svg.CHARACTER * max(map(len, names))
+    title = f"Predicted for {len(names)} settings; the best by {objective} in green"
+    parts = [svg.text(_LEFT, 34, title, size=18, weight=600)]
+    for i, name in enumerate(names):
+        weight = 600 if i == best else 400
+        parts.append(svg.text(_LEFT, _y(i) + 13, name, size=svg.SMALL, weight=weight))
+    for column, (name, row) in enumerate(shown.items()):
+        x = left + _COLUMN * column
+        parts.append(svg.text(x, _TOP - 16, _UNITS.get(name, f"{name}, ms"), weight=600))
+        parts += _bars(x, name, row, best)
+    width = max(round(left + _COLUMN * len(shown)), 24 + 10 * len(title))
+    return svg.picture(width, round(_y(len(names)) + 20), parts)
+
+
+def _bars(x: float, name: str, row: Sequence[float | None], best: int) -> Iterator[str]:
+    greatest = max((one for one in row if one is not None), default=0.0) or 1.0
+    for i, value in enumerate(row):
+        if value is None:
+            yield svg.text(x, _y(i) + 13, "-", size=svg.SMALL, fill=svg.FAINT)
+            continue
+        width = _BAR * value / greatest
+        said = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+        yield svg.box(x, _y(i), width, 18, _BEST if i == best else _PLAIN, f"{name}: {said}")
+        yield svg.text(x + width + 6, _y(i) + 13, said, size=svg.SMALL)
+
+
+def _y(row: int) -> float:
+    return _TOP + _ROW * row
