@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.backends.arrays import held
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import BackendRunner, Held
-from ridgeline.backends.memory_use import held
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work

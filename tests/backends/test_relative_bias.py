@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.backends.relative_bias import biases_by_distance
+from ridgeline.backends.inputs import biases_by_distance
 
 
 def test_buckets_grow_with_the_distance() -> None:

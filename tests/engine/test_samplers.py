@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.sampler.infill_rule import narrowed
 from ridgeline.backends.sampler.penalties import has
+from ridgeline.backends.sampler.rule import narrowed
 from ridgeline.core.step import TokenLogprobs
 from ridgeline.engine.token_rules import Lexicon
 from tests.engine.test_llm import model

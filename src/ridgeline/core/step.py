@@ -48,7 +48,7 @@ class TokenRules(NamedTuple):
     bad: Mapping[int, tuple[tuple[int, ...], ...]] = {}  # longer ones, by their last token but one
     breakers: bytes = b""  # ids that end what DRY takes for repeated
     break_runs: Mapping[int, tuple[tuple[int, ...], ...]] = {}  # so do these, by their last token
-    texts: tuple[bytes, ...] = ()  # of all ids, if the text behind is known (``infill_rule``)
+    texts: tuple[bytes, ...] = ()  # of all ids, if the text behind is known (``sampler.rule``)
     ends: tuple[int, ...] = ()  # then: ids that end a text
 
 

@@ -35,7 +35,7 @@ class Lexicon:
         self._breakers = lru_cache(maxsize=32)(self._find_breakers)
 
     def rules(self, params: SamplingParams, *, narrows: bool = False) -> TokenRules:
-        """Return what ``params`` say of tokens; with ``narrows`` also for ``sampler.infill_rule``.
+        """Return what ``params`` say of tokens; with ``narrows`` also for ``sampler.rule``.
 
         Raises ValueError, which begins with the field at fault, for a text that is none, if no
         token is left that may begin the answer, and with ``narrows`` if more can than are compared.

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import ridgeline
+from ridgeline.backends.arrays import address
 from ridgeline.backends.cpu.emit import compile as module
 from ridgeline.backends.cpu.emit.compile import Kernels, Target, load_kernels
-from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import Sizes
 from tests.tiny import PLAIN

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.backends.cpu.layout.arrays import address
+from ridgeline.backends.arrays import address
 
 PAGE = Path(__file__).parents[3] / "docs" / "first_kernel.md"
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
+from ridgeline.backends.arrays import address, aligned
 from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.ir import Function
 from ridgeline.backends.cpu.emit.prefetch import (
@@ -16,7 +17,6 @@ from ridgeline.backends.cpu.emit.prefetch import (
     next_share,
 )
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, MATRICES
-from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from tests.backends.cpu.machine import Machine, at, build, prefetched

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ridgeline.backends.arrays import address, aligned
 from ridgeline.backends.cpu.emit import probes
 from ridgeline.backends.cpu.emit.compile import host_target
-from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.measure import roofs as roof
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.cli.commands import doctor

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.backends.sampler.infill_rule import narrowed
-from ridgeline.backends.sampler.rule import Row, sample
+from ridgeline.backends.sampler.rule import Row, narrowed, sample
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, TokenRules
 

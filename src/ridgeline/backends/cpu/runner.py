@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.backends.arrays import address, held, release
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers, HiddenRows
 from ridgeline.backends.cpu.emit.argmax import DRAWN, GREEDY, BoundPruning
 from ridgeline.backends.cpu.emit.compile import Kernels, host_target, load_kernels
 from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
-from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.cache_layout import has_unlike_records
 from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
@@ -34,7 +34,6 @@ from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.cpu.slots import Done, Slots, segments
 from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
 from ridgeline.backends.interface import BackendContext, CacheMemory, Held, Setup, Traffic
-from ridgeline.backends.memory_use import held, release
 from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered, finish
 from ridgeline.backends.states import HiddenStates
 from ridgeline.backends.vectors import behind_pooling, pooled

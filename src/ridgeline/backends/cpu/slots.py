@@ -12,8 +12,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.backends.arrays import aligned
 from ridgeline.backends.cpu.batch import Batch
-from ridgeline.backends.cpu.layout.arrays import aligned
 from ridgeline.backends.cpu.layout.shapes import Sizes
 from ridgeline.core.step import Work
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ridgeline.backends.arrays import held
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.layer_spec import runs_ahead
@@ -33,7 +34,6 @@ from ridgeline.backends.cuda.step.staged import StagedSteps
 from ridgeline.backends.cuda.step.staging import Pending
 from ridgeline.backends.cuda.step.states import States
 from ridgeline.backends.interface import CacheMemory, Counters, Held, Setup, Traffic
-from ridgeline.backends.memory_use import held
 from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, finish
 from ridgeline.backends.states import HiddenStates
 from ridgeline.backends.vectors import Projections, Scorer, pooled

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ridgeline.backends.interface import BackendContext, Footprint, Setup
-from ridgeline.backends.reference.observed import Observe
-from ridgeline.backends.reference.runner import ReferenceRunner
+from ridgeline.backends.reference.runner import Observe, ReferenceRunner
 from ridgeline.backends.reference.tiles import POSITIONS, SCORES
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
 from ridgeline.core.scheduling.policies import SplitFuse

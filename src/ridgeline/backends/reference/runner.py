@@ -5,7 +5,9 @@ prompt, a piece of one, a single token of an answer. They go through the layers 
 weights are read once for all. Only attention tells sequences apart: items with equally many tokens
 are handled as one array, with their keys and values gathered from the paged cache.
 
-It knows nothing of requests and keeps nothing about them: only weights and the cache.
+It knows nothing of requests and keeps nothing about them: only weights and the cache. With
+``Observe`` a model is seen layer by layer: what its matrices read, and no more than a layer's
+weights kept.
 
 Shapes are written in names: T tokens of the batch, B sequences of a group, N tokens of each, L
 positions of context, H query heads, K key/value heads, G = H / K, D channels of a head.
@@ -13,28 +15,26 @@ positions of context, H query heads, K key/value heads, G = H / K, D channels of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import overload
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.inputs import FirstInputs
+from ridgeline.backends.arrays import held, release
+from ridgeline.backends.inputs import FirstInputs, biases_by_distance
 from ridgeline.backends.interface import CacheMemory, Counters, Held, Setup, Traffic
 from ridgeline.backends.layer_weights import LayerWeights, Norm, load_layer
-from ridgeline.backends.memory_use import held, release
-from ridgeline.backends.reference.cache import KeysAndValues
-from ridgeline.backends.reference.inputs import LayerInputs
-from ridgeline.backends.reference.latent import expanded, queries_and_key
-from ridgeline.backends.reference.lora import Adapted
-from ridgeline.backends.reference.observed import Observe, OneAtATime, observed
 from ridgeline.backends.reference.parts import (
     beside_experts,
+    expanded,
     feed_forward,
     linear,
     normalised,
     normalised_heads,
+    queries_and_key,
     rms_norm,
     rotate,
     scaled,
@@ -43,10 +43,8 @@ from ridgeline.backends.reference.parts import (
     softmax,
     with_input,
 )
-from ridgeline.backends.reference.recurrent import mix
-from ridgeline.backends.reference.states import RecurrentStates
+from ridgeline.backends.reference.recurrent import RecurrentStates, mix
 from ridgeline.backends.reference.tiles import Tiles, tiled
-from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, answered, finish
 from ridgeline.backends.states import HiddenStates
 from ridgeline.backends.vectors import behind_pooling, pooled
@@ -55,14 +53,15 @@ from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.model.files.adapters import AdapterWeights
 from ridgeline.model.files.rope.tables import query_scales, rope_tables
-from ridgeline.model.files.tensors import Checkpoint
-from ridgeline.model.shape.cache_groups import one_group
-from ridgeline.model.shape.model import Attention, Experts
+from ridgeline.model.files.tensors import Checkpoint, Tensor
+from ridgeline.model.shape.cache_groups import CacheGroup, one_group, places, spans
+from ridgeline.model.shape.model import Attention, Experts, ModelArch
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
 
 _Places = tuple[Ints, Ints, list[Tiles]]  # of tokens: positions, slots of the cache, groups
+Observe = Callable[..., Floats]  # layer, weight, rows, *names -> weight
 
 
 class ReferenceRunner:
@@ -423,3 +422,172 @@ def _slots(work: Work, table: tuple[int, ...], block_size: int) -> Ints:
     positions = np.arange(work.start, work.start + len(work.tokens))
     slots: Ints = np.array(table)[positions // block_size] * block_size
     return slots + positions % block_size
+
+
+class KeysAndValues:
+    """The cache of all layers, in float32: blocks, each with those of one group of layers.
+
+    Of latent attention only keys are kept, whose last channels are the values. A layer that reads
+    another's has that layer's place.
+
+    Attributes:
+        blocks: all memory, ``[blocks, values]``.
+        by_layer: its parts, keys and values of each layer that has its own, or one of a latent.
+    """
+
+    def __init__(
+        self,
+        arch: ModelArch,
+        num_blocks: int,
+        block_size: int,
+        groups: tuple[CacheGroup, ...],
+    ) -> None:
+        """Allocate blocks that are large enough for any group.
+
+        In them a layer has ``[blocks, block_size, heads, channels]`` for keys and for values.
+        """
+        self._block_size = block_size
+        mixers = {index: arch.layers[index].known_attention for index in arch.cached_layers}
+        values_of = {index: block_size * mixer.cache_size for index, mixer in mixers.items()}
+        most = max(sum(values_of[index] for index in group.layers) for group in groups)
+        self.blocks = np.zeros((num_blocks, most), np.float32)
+        self.by_layer: dict[int, list[Floats]] = {}
+        self._value_dims = {index: mixer.value_dim for index, mixer in mixers.items()}
+        for index, (begin, end) in spans(groups, values_of).items():
+            mixer = mixers[index]
+            shape = num_blocks, block_size, mixer.num_kv_heads, mixer.key_dim
+            num_parts = 2 if mixer.latent is None else 1
+            parts = np.split(self.blocks[:, begin:end], num_parts, axis=1)
+            self.by_layer[index] = [part.reshape(shape) for part in parts]
+        self.group_of = places(groups, arch)
+        self._place = {
+            index: index if layer.attention.kv_of is None else layer.attention.kv_of
+            for index, layer in enumerate(arch.layers)
+            if layer.attention is not None
+        }
+
+    def copy(self, copies: tuple[tuple[int, int], ...]) -> None:
+        """Copy blocks, each from the first to the second of a pair."""
+        if copies:
+            old, new = map(list, zip(*copies, strict=True))
+            self.blocks[new] = self.blocks[old]
+
+    def write(self, layer: int, slot_T: Ints, *new_TKD: Floats) -> NDArray[np.bool_]:
+        """Store K and V of tokens, or K alone of a latent; return which tokens were finite.
+
+        Values that are not finite are stored as zero: blocks are read whole, later also by their
+        next owner, and zero times infinity is not a number.
+        """
+        finite = np.ones(len(slot_T), bool)
+        for new in new_TKD:
+            finite &= np.isfinite(new).all((1, 2))
+        if not finite.all():
+            new_TKD = tuple(np.nan_to_num(new, posinf=0.0, neginf=0.0) for new in new_TKD)
+        for array, new in zip(self.by_layer[layer], new_TKD, strict=True):
+            array[slot_T // self._block_size, slot_T % self._block_size] = new
+        return finite
+
+    def read(self, layer: int, tables: Ints) -> tuple[Floats, Floats]:
+        """Return the keys and the values that a layer sees in ``[B, blocks]``, as [B, L, K, D]."""
+        arrays = self.by_layer[self._place[layer]]
+        shape = len(tables), -1, *arrays[0].shape[2:]
+        k, *v = (array[tables].reshape(shape) for array in arrays)
+        return k, v[0] if v else k[..., -self._value_dims[layer] :]
+
+
+class LayerInputs:
+    """What every layer of a model reads of each token, beside the residual stream (Gemma 3n, 2025).
+
+    See ``ModelArch.input_scales``. The table is larger than all other weights together: it stays
+    encoded, as the file has it, and of a step's tokens alone the rows are decoded.
+    """
+
+    def __init__(self, arch: ModelArch, table: Tensor, get: Callable[[str], Floats]) -> None:
+        """Keep the table; ``get`` returns another tensor by its canonical name."""
+        self._arch, self._table = arch, table
+        self._proj, self._norm = self.arrays = [get("inputs_proj"), get("inputs_norm")]
+
+    @property
+    def table(self) -> NDArray[np.uint8]:
+        """The rows of all tokens as they lie in the file."""
+        return self._table.stored
+
+    def of(self, ids: NDArray[np.intp], embedded: Floats) -> Floats:
+        """Return the inputs of tokens whose scaled embeddings are given, ``[T, layers, size]``."""
+        arch = self._arch
+        shape = len(ids), arch.num_layers, arch.input_size
+        of_row, of_product, of_sum = map(np.float32, arch.input_scales)
+        rows = self._table.rows(ids).to_f32().reshape(shape)
+        made = (linear(embedded, self._proj, None) * of_product).reshape(shape)
+        out: Floats = (rms_norm(made, self._norm, arch.norm_eps) + rows * of_row) * of_sum
+        return out
+
+
+def observed(observe: Observe) -> Callable[..., Floats]:
+    """Return a product with the matrices that ``observe`` returns in place of a layer's own."""
+
+    def product(layer: int, x: Floats, weight: Floats, bias: Floats | None, *names: str) -> Floats:
+        return linear(x, observe(layer, weight, x, *names), bias)
+
+    return product
+
+
+class OneAtATime(Sequence[LayerWeights]):
+    """Layers that are loaded when they are asked for; the last one is kept."""
+
+    def __init__(self, load: Callable[[int], LayerWeights], count: int) -> None:
+        self._load, self._count = load, count
+        self._last: tuple[int, LayerWeights] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> LayerWeights: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
+
+    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        if self._last is None or self._last[0] != index:
+            self._last = None  # before the next is there
+            self._last = index, self._load(index)
+        return self._last[1]
+
+
+class Adapted:
+    """Which rows of a step have which adapter, and what it adds to them (Hu et al., 2021)."""
+
+    def __init__(
+        self, arch: ModelArch, items: tuple[Work, ...], adapters: Mapping[int, AdapterWeights]
+    ) -> None:
+        """Look at a step's items, and at the adapters by their numbers."""
+        self._arch = arch
+        numbers = np.repeat([work.adapter for work in items], [len(work.tokens) for work in items])
+        self._rows = [
+            (np.flatnonzero(numbers == number), adapters[number])
+            for number in dict.fromkeys(work.adapter for work in items)
+            if number
+        ]
+
+    def product(
+        self, layer: int, x: Floats, weight: Floats, bias: Floats | None, *names: str
+    ) -> Floats:
+        """Return rows ``x`` times these matrices side by side, with what adapters add."""
+        out = linear(x, weight, bias)
+        if not self._rows:
+            return out
+        shapes = self._arch.layers[layer].shapes(self._arch.hidden_size, norm_bias=False)
+        begin = 0
+        for name in names:
+            end = begin + shapes[name][0]
+            for rows, adapter in self._rows:
+                part = adapter.parts.get(f"layers.{layer}.{name}")
+                if part is not None:
+                    out[rows, begin:end] += (x[rows] @ part.a.T) @ part.b.T
+            begin = end
+        return out

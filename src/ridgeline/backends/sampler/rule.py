@@ -10,7 +10,7 @@ This is the rule that every backend follows to the bit, whatever computes it and
 * Filters take tokens by falling logit, and by id where logits are equal: top-k by number, top-p by
   sums of weights. Typical sampling takes them by the distance of z from its mean. min-p and
   top-n-sigma compare weights with a least one, XTC with a share of their sum.
-* What stands in the middle of a text may be narrowed once more (``backends.sampler.infill_rule``).
+* What stands in the middle of a text may be narrowed once more (``narrowed``).
 * The draw takes the number that belongs to (seed, position), scales it to the sum of the weights
   that are left, and finds the first token, by id, whose running sum passes it.
 
@@ -27,10 +27,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.sampler.infill_rule import narrowed
 from ridgeline.backends.sampler.penalties import has
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import Sampling, TokenLogprobs
+from ridgeline.core.step import Sampling, TokenLogprobs, TokenRules
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
@@ -53,6 +52,7 @@ POLYNOMIAL = (
     2.143051516720808e-05,
 )
 _MOST_FACTOR = 1e300  # temperatures next to 0 would make it infinite
+_SHARES = 5  # in the middle of a text a candidate with less than this part of the whole is dropped
 
 
 class Row(NamedTuple):
@@ -368,3 +368,56 @@ def uniform_bits(seed: int, position: int, stream: int = 0) -> int:
         x0, x1, x2, x3 = (b >> 32) ^ x1 ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ x3 ^ k1, a & 0xFFFFFFFF
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return (x0 << 21) ^ (x1 >> 11)
+
+
+def narrowed(
+    ids: Sequence[int], weights: Sequence[int], rules: TokenRules
+) -> tuple[list[int], list[int]]:
+    """Return the candidates that are left, ascending, and their weights.
+
+    llama.cpp's sampler for the middle of a text (Gerganov, 2024): few tokens are left to draw from.
+    It ends an answer early: code that an editor shows must rather be short than wrong.
+
+    If the ends together weigh more than a third of the other candidates' mean, only they stay. Else
+    what begins with another candidate, or is its beginning, adds its weight to the heavier of the
+    two. Of these, those with a fifth of the whole stay, and of those, those with a fair share of
+    what stays. Ends stay; where nothing else does, the first of all ends is left alone.
+
+    Args:
+        ids: candidates.
+        weights: of each, above 0.
+        rules: texts of tokens, and which end a text.
+    """
+    order = sorted(zip(ids, weights, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    total = sum(weights)
+    ends = {token: weight for token, weight in order if token in rules.ends}
+    num_ends = sum(ends.values())
+    if 3 * num_ends * len(order) > total - num_ends:
+        return _ascending(ends)
+    merged = _merged(order, rules)
+    left = {i: weight for i, weight in merged.items() if i in ends or weight * _SHARES >= total}
+    num_texts = len(left.keys() - ends.keys())
+    if not num_texts:
+        return ([rules.ends[0]], [1]) if rules.ends else _ascending(merged)
+    total, share = sum(left.values()), num_texts + 1
+    return _ascending({i: w for i, w in left.items() if i in ends or w * share >= total})
+
+
+def _merged(order: Sequence[tuple[int, int]], rules: TokenRules) -> dict[int, int]:
+    """Return candidates, heaviest first, without those whose weight another one has taken."""
+    texts, left = rules.texts, dict(order)
+    for first, _ in order:
+        for second, _ in order:
+            if first not in left:
+                break
+            if first == second or second not in left or not texts[first]:
+                continue
+            if texts[second].startswith(texts[first]):
+                kept, gone = (second, first) if left[second] > left[first] else (first, second)
+                left[kept] += left.pop(gone)
+    return left
+
+
+def _ascending(candidates: dict[int, int]) -> tuple[list[int], list[int]]:
+    ids = sorted(candidates)
+    return ids, [candidates[token] for token in ids]

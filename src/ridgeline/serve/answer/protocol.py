@@ -253,7 +253,7 @@ class _SamplingFields(Strict):
 
     @property
     def narrows(self) -> bool:
-        """Whether llama.cpp's sampler for the middle of a text acts (``sampler.infill_rule``)."""
+        """Whether llama.cpp's sampler for the middle of a text acts (``sampler.rule.narrowed``)."""
         return "infill" in (self.samplers or ())
 
     @property

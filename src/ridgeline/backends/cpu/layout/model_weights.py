@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.backends.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout import weight_cache
 from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
-from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout.cache_layout import part_bytes
 from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.head_permutation import head_permutation, rotating_pairs
@@ -38,8 +38,8 @@ from ridgeline.backends.cpu.layout.sampling_table import padded_vocab
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.tile_rows import LINE
 from ridgeline.backends.cpu.layout.weight_cache import PackedArray
+from ridgeline.backends.inputs import biases_by_distance
 from ridgeline.backends.interface import Footprint, Setup
-from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import one_group
@@ -79,7 +79,7 @@ class Weights:
     distances: Floats
     ropes: list[Floats]  # of each kind of layer: see ``tables_of_ropes``
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
-    relative_bias: Floats  # [heads, distances]: see ``backends.relative_bias``; or empty
+    relative_bias: Floats  # [heads, distances]: see ``backends.inputs``; or empty
     inputs: PackedMatrix | None  # what makes all layers' own inputs, and the weights of their norm
     inputs_norm: Floats
     biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive

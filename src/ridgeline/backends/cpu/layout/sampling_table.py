@@ -16,7 +16,7 @@ from struct import Struct
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.layout.arrays import address, aligned
+from ridgeline.backends.arrays import address, aligned
 from ridgeline.backends.sampler.rule import WEIGHT_BITS, Row, Rule, log_sum_exp, ranked, rule
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenLogprobs

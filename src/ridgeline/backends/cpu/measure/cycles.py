@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.backends.arrays import address, aligned
 from ridgeline.backends.cpu.emit.clock import KINDS, ROW_WORDS
-from ridgeline.backends.cpu.layout.arrays import address, aligned
 
 
 class CycleCounters:

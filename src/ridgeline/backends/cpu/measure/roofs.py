@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.backends.arrays import address, aligned
 from ridgeline.backends.cpu.emit.compile import Kernels, Target, host_target
 from ridgeline.backends.cpu.emit.probes import (
     OPERANDS_BYTES,
@@ -24,7 +25,6 @@ from ridgeline.backends.cpu.emit.probes import (
     compile_probes,
     tile_shape,
 )
-from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.system.machine import available_bytes
 
 _READ_BYTES = 512 << 20  # several times the caches of most machines

@@ -1,15 +1,53 @@
-"""What arrays take: the bytes that they hold, and those that are in memory."""
+"""Arrays in memory: aligned for kernels, what they take of it, and giving it back.
+
+For kernels they are on huge pages where the system has them, and zero until written. What arrays
+take are the bytes that they hold, and those that are in memory.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.interface import Held
 from ridgeline.system.machine import drop_pages, resident_bytes
+
+_T = TypeVar("_T", bound=np.generic)
+_HUGE_PAGE = 1 << 21
+
+
+def aligned(shape: int | tuple[int, ...], dtype: type[_T]) -> NDArray[_T]:
+    """Return zeros that begin at a multiple of 64 bytes, or of a huge page if there are many."""
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    boundary = _HUGE_PAGE if num_bytes >= _HUGE_PAGE else 64
+    if sys.platform == "win32":
+        area = mmap.mmap(-1, num_bytes + boundary)
+    else:
+        area = mmap.mmap(-1, num_bytes + boundary, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if boundary == _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # an operating system without them
+            area.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(area, np.uint8)
+    begin = -raw.ctypes.data % boundary
+    return raw[begin : begin + num_bytes].view(dtype).reshape(shape)
+
+
+def address(array: NDArray[Any]) -> int:
+    """Return where an array's first element is."""
+    return int(array.ctypes.data)
+
+
+def aligned_copy(array: NDArray[_T]) -> NDArray[_T]:
+    """Return a copy in memory that kernels like."""
+    out = aligned(array.shape, array.dtype.type)
+    out[...] = array
+    return out
 
 
 def held(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> Held:
