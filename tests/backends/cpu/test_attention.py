@@ -13,9 +13,8 @@ from llvmlite import ir
 from ridgeline.backends.cpu.emit.attention import emit_attention
 from ridgeline.backends.cpu.emit.tile_attention import NewUnit
 from ridgeline.backends.cpu.emit.tiles import Amx
-from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
-from ridgeline.backends.cpu.layout.tile_rows import to_tile_rows
+from ridgeline.backends.cpu.layout.model_weights import rope_by_pair, split
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads, to_tile_rows
 from ridgeline.model.shape.model import Attention
 from tests.backends.cpu import attention_twin as twin
 from tests.backends.cpu.machine import LOCAL, TARGETS, Array, at, build, same_bits

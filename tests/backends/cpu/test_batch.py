@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.backends.cpu.batch import Batch, arrange
-from ridgeline.backends.cpu.layout.row_split import MIXED_ROWS, ROW_BLOCK, mixed_rows, row_block
-from ridgeline.backends.cpu.layout.shapes import TOKENS
+from ridgeline.backends.cpu.layout.shapes import (
+    MIXED_ROWS,
+    ROW_BLOCK,
+    TOKENS,
+    mixed_rows,
+    row_block,
+)
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Work
 

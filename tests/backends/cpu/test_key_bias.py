@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
+from ridgeline.backends.cpu.layout.model_weights import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.shapes import Heads
 from ridgeline.model.shape.model import Attention
 

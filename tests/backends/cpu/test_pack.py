@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, KINDS
+from ridgeline.backends.cpu.layout.model_weights import proxy
 from ridgeline.backends.cpu.layout.pack import PackedMatrix, pack, padded
-from ridgeline.backends.cpu.layout.pruned_head import proxy
 from ridgeline.backends.cpu.layout.quantise import hadamard, to_four_bits
 from ridgeline.model.files.tensors import Tensor
 from tests.backends.cpu import twins

@@ -13,7 +13,7 @@ from ridgeline.backends.cpu.emit import ir as values
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.recurrent import emit_recurrent, softplus
 from ridgeline.backends.cpu.layout.recurrent import places, recurrence, vector_sizes, vectors
-from ridgeline.backends.cpu.slots import segments
+from ridgeline.backends.cpu.runner import segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Work
 from ridgeline.model.shape.recurrent import Conv, Delta, Ssm

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.cpu.stages.ahead import Drawn, PartAhead
 from ridgeline.backends.cpu.stages.parts import LEAST_ROWS, TokenSpan
+from ridgeline.backends.cpu.stages.runner import Drawn, PartAhead
 from ridgeline.backends.written_steps import Receiver, Sender
 from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.core.structured import StructuredOutputsParams

@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.backends.cpu.emit.tiles import Amx, Emulated
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
-from ridgeline.backends.cpu.layout.row_split import MIXED_ROWS, ROW_BLOCK
+from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, ROW_BLOCK
 from ridgeline.system.machine import tiles_refusal
 from tests.backends.cpu.machine import TARGETS, same_bits
 from tests.backends.cpu.test_attention import LENGTH, SHAPES, WIDE, Built

@@ -19,9 +19,8 @@ from safetensors.numpy import save_file
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.arrays import address
 from ridgeline.backends.cpu.emit import threads
-from ridgeline.backends.cpu.emit.clock import KINDS
+from ridgeline.backends.cpu.emit.clock import KINDS, CycleCounters
 from ridgeline.backends.cpu.emit.compile import assembly, host_target
-from ridgeline.backends.cpu.measure.cycles import CycleCounters
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import Traffic

@@ -18,8 +18,13 @@ from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
 from ridgeline.backends.cpu.layout.model_weights import footprint as _footprint
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes as _packed_bytes
-from ridgeline.backends.cpu.layout.row_split import MIXED_ROWS, OUTPUT_SPLIT_ROWS, ROW_BLOCK
-from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS
+from ridgeline.backends.cpu.layout.shapes import (
+    MIXED_ROWS,
+    OUTPUT_SPLIT_ROWS,
+    PRUNED_ROWS,
+    ROW_BLOCK,
+    TOKENS,
+)
 from ridgeline.backends.cpu.runner import load_runner
 from ridgeline.backends.cpu.stages.split import check_stages
 from ridgeline.backends.interface import BackendContext, BackendRunner, Footprint, Setup

@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ridgeline.backends.cpu.layout.row_split import MIXED_ROWS, ROW_BLOCK
-from ridgeline.backends.cpu.layout.shapes import TOKENS
+from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, ROW_BLOCK, TOKENS
 from ridgeline.core.step import Work, sampled_from
 
 Chunk = tuple[int, int, int]  # tokens that go to one thread together: item, first and end

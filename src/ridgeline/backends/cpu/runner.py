@@ -8,30 +8,28 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.arrays import address, held, release
+from ridgeline.backends.arrays import address, aligned, held, release
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers, HiddenRows
 from ridgeline.backends.cpu.emit.argmax import DRAWN, GREEDY, BoundPruning
+from ridgeline.backends.cpu.emit.clock import CycleCounters
 from ridgeline.backends.cpu.emit.compile import Kernels, host_target, load_kernels
 from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
-from ridgeline.backends.cpu.layout.cache_layout import has_unlike_records
 from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
-from ridgeline.backends.cpu.layout.model_sizes import model_sizes
+from ridgeline.backends.cpu.layout.model_sizes import has_unlike_records, model_sizes
 from ridgeline.backends.cpu.layout.model_weights import load_weights
 from ridgeline.backends.cpu.layout.sampling_table import Draws
-from ridgeline.backends.cpu.layout.shapes import TOKENS
-from ridgeline.backends.cpu.measure.cycles import CycleCounters
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
 from ridgeline.backends.cpu.measure.traffic import step_traffic
-from ridgeline.backends.cpu.slots import Done, Slots, segments
 from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
 from ridgeline.backends.interface import BackendContext, CacheMemory, Held, Setup, Traffic
 from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered, finish
@@ -462,3 +460,69 @@ def _stop(
 ) -> None:
     workers.stop(run, args, sync)
     del kept
+
+
+class Slots:
+    """States of recurrent layers by slot, all layers of one together: see ``layout.recurrent``.
+
+    Attributes:
+        states: ``[slots, floats]``, f32; no float where no layer keeps a state.
+    """
+
+    def __init__(self, sizes: Sizes, num_slots: int) -> None:
+        """Reserve memory for at least one slot: for texts that no engine reads."""
+        self.states: NDArray[np.float32] = aligned(
+            (max(num_slots, 1), sizes.state_ends[-1]), np.float32
+        )
+
+    def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copy states, from and to; all are read before one is written."""
+        if pairs and self.states.size:
+            old, new = map(list, zip(*pairs, strict=True))
+            self.states[new] = self.states[old]
+
+
+def segments(work: tuple[Work, ...]) -> list[tuple[int, int, int, int]]:
+    """Return what kernels do with the tokens of a step, which are numbered in the order of work.
+
+    First token and end, the slot that has the state before them (-1 for zeros), and the one that
+    keeps it. A state to be saved is copied by a segment without tokens.
+    """
+    cuts = []
+    first = 0
+    for item in work:
+        source, begin = item.state if item.start else -1, 0
+        for end, slot in (*item.save, (len(item.tokens), item.state)):
+            if end > begin:
+                cuts.append((first + begin, first + end, source, item.state))
+                source = item.state
+            if slot != item.state:
+                cuts.append((first + end, first + end, source, slot))
+            begin = end
+        first += len(item.tokens)
+    return cuts
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Done:
+    """A step whose layers were computed, and which then failed: its work, and its rows.
+
+    A step writes states where they are, so it cannot be computed again. What it left in the rows
+    can be answered from again, though, which is all that a repeated step needs.
+    """
+
+    work: tuple[Work, ...]
+    batch: Batch
+
+    def part(self, work: tuple[Work, ...]) -> Batch | None:
+        """Return the rows of some of its items, in their order; None if one is another."""
+        ends = [0, *accumulate(len(item.tokens) for item in self.work)]
+        rows = self.batch.row_of_token
+        row_of_token: list[int] = []
+        for item in work:
+            if item not in self.work:
+                return None
+            place = self.work.index(item)
+            row_of_token += rows[ends[place] : ends[place + 1]]
+        of_items = list(accumulate(len(item.tokens) for item in work))
+        return replace(self.batch, row_of_token=row_of_token, ends=of_items)

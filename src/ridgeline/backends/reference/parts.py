@@ -1,4 +1,4 @@
-"""The parts of a decoder in numpy, float32: norms, activations, rotation, experts, latent attention.
+"""The parts of a decoder in numpy, float32: norms, activations, rotation, latents, experts.
 
 Latent attention (DeepSeek-V2, 2024) is in its absorbed form alone: what would make a head's keys of
 a latent is multiplied into its query, and what would make its values into the sum of latents that

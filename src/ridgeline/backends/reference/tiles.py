@@ -53,7 +53,10 @@ class Tiles:
         return distance.astype(np.float32)
 
     def biases_BHNL(self, biases: NDArray[np.float32], num_keys: int) -> NDArray[np.float32]:
-        """Return what heads add to scores; see ``backends.inputs``. Beyond the longest text: any."""
+        """Return what heads add to scores; see ``backends.inputs``.
+
+        Beyond the longest text they are any.
+        """
         half = biases.shape[1] // 2
         distance = np.arange(num_keys) - self.positions_BN[:, :, None]
         found: NDArray[np.float32] = biases[:, np.clip(distance, -half, half - 1) + half]

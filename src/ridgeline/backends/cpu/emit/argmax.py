@@ -3,7 +3,7 @@
 Rows that are sampled, or ranked, keep them, and are drawn from at the end (``draw``).
 
 With few rows, where nearly all of the time goes to reading weights, most of the head is not read:
-bound pruning. A low-precision proxy of it in 5 bits (``layout.pruned_head``) gives proxy logits,
+bound pruning. A low-precision proxy of it in 5 bits (``layout.model_weights.proxy``) gives proxy logits,
 and with each of them a bound: the output's distance from its proxy, times the length of the
 activations (Cauchy-Schwarz). Exact logits are computed of the likeliest, then of the candidates,
 whose bound does not exclude that they are likelier still: a few tiles in a hundred. The token found
@@ -44,9 +44,8 @@ from ridgeline.backends.cpu.emit.rows import ADD_BIAS, COPY, FLOATS, NORM, quant
 from ridgeline.backends.cpu.emit.threads import fetch_add
 from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.row_split import ROW_BLOCK
 from ridgeline.backends.cpu.layout.sampling_table import ENTRY, ENTRY_BYTES, scratch_bytes
-from ridgeline.backends.cpu.layout.shapes import HEAD_TILES
+from ridgeline.backends.cpu.layout.shapes import HEAD_TILES, ROW_BLOCK
 
 # A row's argmax so far: value f32, non-finite flag f32, place i64: ~index, or 0 while there is
 # none. Of two the greater one wins, as tuples are compared: of equal logits the lowest index. The

@@ -39,7 +39,6 @@ from ridgeline.backends.cpu.emit.float_attention import (
     emit_float_scores,
     emit_float_weighted_values,
 )
-from ridgeline.backends.cpu.emit.head_norms import HeadNorm, qk_norms, scale_of_head
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     I8,
@@ -51,6 +50,7 @@ from ridgeline.backends.cpu.emit.ir import (
     fma,
     maximum,
     select,
+    sqrt,
     to_whole,
     vec,
 )
@@ -58,21 +58,24 @@ from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.latent import emit_latent
 from ridgeline.backends.cpu.emit.narrow_values import load_narrow_values, rotate_back
-from ridgeline.backends.cpu.emit.paging import (
-    PLANES_OF,
-    QUADS_APART,
-    plane_at,
-    record_at,
-    row_parts,
-    scores,
-    weighted_values,
-)
 from ridgeline.backends.cpu.emit.prefetch import (
     BLOCKS_AHEAD,
     emit_prefetch_next_head,
     prefetch_keys_and_values,
 )
-from ridgeline.backends.cpu.emit.records import rotated, store_keys, store_query, store_values
+from ridgeline.backends.cpu.emit.records import (
+    PLANES_OF,
+    QUADS_APART,
+    plane_at,
+    record_at,
+    rotated,
+    row_parts,
+    scores,
+    store_keys,
+    store_query,
+    store_values,
+    weighted_values,
+)
 from ridgeline.backends.cpu.emit.rows import (
     FLOATS,
     NOTHING,
@@ -116,6 +119,7 @@ _LOWEST = -1e30  # below every score
 _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
 _MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
 _Rows = list[tuple[Value, Value]]  # where their queries are, and the act_scales of these
+HeadNorm = tuple[Value, Value | None]  # where its weights are, and its scale if it is known
 
 
 def emit_attention(
@@ -494,3 +498,40 @@ def _emit_weighted_values(
         with fn.loop(queries) as query, fn.loop(heads.group) as head:
             rotate_back(fn, heads, out + out_stride * query + head * (heads.size * 4))
     fn.finish()
+
+
+def qk_norms(
+    fn: Function, heads: Heads, row: Value, norms: Value, kv_head: Value
+) -> tuple[Callable[[int], HeadNorm], Callable[[int], HeadNorm]]:
+    """Return where the weights of a query's or key's norm are, and its scale if known."""
+    head_bytes = heads.size * 4
+    if heads.attention.qk_norm != "width":
+        return lambda g: (norms, None), lambda g: (norms + head_bytes, None)
+    q_bytes, k_bytes = heads.num_heads * head_bytes, heads.num_kv_heads * head_bytes
+    q_scale, k_scale = (
+        _scale_of_width(fn, heads, row + first, size)
+        for first, size in ((0, q_bytes), (q_bytes, k_bytes))
+    )
+    first = norms + kv_head * (heads.group * head_bytes)
+    key = norms + q_bytes + kv_head * head_bytes
+    return lambda g: (first + g * head_bytes, q_scale), lambda g: (key, k_scale)
+
+
+def _scale_of_width(fn: Function, heads: Heads, x: Value, num_bytes: int) -> Value:
+    """Return what divides all heads by their root mean square, 16 times."""
+    total = fn.var(fn.lanes(F32, [0.0] * 16))
+    with fn.loop(fn.i64(num_bytes), step=64) as at:
+        value = fn.load(x + at, FLOATS, 4)
+        total.set(fma(value, value, total.get()))
+    num_heads = num_bytes // (4 * heads.size)
+    mean = total.get().reduce(lambda a, b: a + b) * (1.0 / (num_heads * heads.num_channels))
+    return (1.0 / sqrt(mean + heads.eps)).splat(16)
+
+
+def scale_of_head(heads: Heads, x: list[Value]) -> Value:
+    """Return what divides a head by its root mean square, 16 times."""
+    total = x[0] * x[0]
+    for value in x[1:]:
+        total = fma(value, value, total)
+    mean = total.reduce(lambda a, b: a + b) * (1.0 / heads.num_channels)
+    return (1.0 / sqrt(mean + heads.eps)).splat(16)

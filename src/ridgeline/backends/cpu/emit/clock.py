@@ -1,11 +1,18 @@
 """Calls that count the cycles they take, by kind of work.
 
 Only kernels that were compiled to be profiled contain any of this. Each thread has a row of
-counters (``KINDS``) that only it writes and that only ever grow.
+counters (``KINDS``) that only it writes and that only ever grow. ``CycleCounters`` reads them.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.arrays import address, aligned
 from ridgeline.backends.cpu.emit.ir import I64, Function, Operand, Value
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
@@ -73,7 +80,7 @@ def count_expert(fn: Function, args: Value, thread: Value) -> None:
 
 
 def read_cycles(fn: Function) -> Value:
-    """Return a count that grows steadily, at a rate that is measured (``Counters``)."""
+    """Return a count that grows steadily, at a rate that is measured (``CycleCounters``)."""
     is_x86 = "x86" in fn.raw.module.triple
     return fn.intrinsic(f"llvm.read{'cycle' if is_x86 else 'steady'}counter", I64)
 
@@ -83,3 +90,38 @@ def emit_clock(module: object) -> None:
     fn = _CLOCK.begin(module)
     fn.store(read_cycles(fn), fn.args[0], 8)
     fn.finish()
+
+
+class CycleCounters:
+    """Where compiled code spent its time: the threads' counters, in cycles and seconds."""
+
+    def __init__(self, clock: Callable[[int], None], num_threads: int) -> None:
+        """Begin to count; ``clock`` is the compiled function."""
+        self._clock = clock
+        self._words: NDArray[np.int64] = aligned((num_threads, ROW_WORDS), np.int64)
+        self._previous = self._words.copy()
+        self._begin = self._now()
+
+    @property
+    def address(self) -> int:
+        """Where thread 0's row is."""
+        return address(self._words)
+
+    def take(self) -> Mapping[str, NDArray[np.int64]]:
+        """Return the cycles of each thread ``[num_threads]`` by kind, since the last call.
+
+        Of the kind "experts" it is how many experts' matrices it read.
+        """
+        now = self._words.copy()
+        cycles, self._previous = now - self._previous, now
+        return {kind: cycles[:, i] for i, kind in enumerate(KINDS)}
+
+    def seconds_per_cycle(self) -> float:
+        """Return what one cycle is, by all the time since counting began."""
+        (begin, begin_s), (now, now_s) = self._begin, self._now()
+        return (now_s - begin_s) / (now - begin)
+
+    def _now(self) -> tuple[int, float]:
+        word = np.zeros(1, np.int64)
+        self._clock(address(word))
+        return int(word[0]), time.monotonic()

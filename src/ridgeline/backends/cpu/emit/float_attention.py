@@ -6,7 +6,7 @@ The layout and the order of sums are those of ``attention``.
 from __future__ import annotations
 
 from ridgeline.backends.cpu.emit.ir import F16, F32, Function, Value, fma, vec
-from ridgeline.backends.cpu.emit.paging import record_at, row_parts, scores, weighted_values
+from ridgeline.backends.cpu.emit.records import record_at, row_parts, scores, weighted_values
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 

@@ -35,9 +35,14 @@ from ridgeline.backends.cpu.emit.isa import (
     lookup,
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
-from ridgeline.backends.cpu.emit.operand import OF_ROWS, OF_TILES, Operand
 from ridgeline.backends.cpu.emit.prefetch import RecordPrefetch, TilePrefetch
-from ridgeline.backends.cpu.emit.tiles import LINEAR_TILES, emit_linear_tiles
+from ridgeline.backends.cpu.emit.tiles import (
+    LINEAR_TILES,
+    OF_ROWS,
+    OF_TILES,
+    Operand,
+    emit_linear_tiles,
+)
 from ridgeline.backends.cpu.layout.arguments import MATRIX
 from ridgeline.backends.cpu.layout.formats import (
     ACT_SCALES_BYTES,
@@ -47,7 +52,7 @@ from ridgeline.backends.cpu.layout.formats import (
     TILE,
     WeightFormat,
 )
-from ridgeline.backends.cpu.layout.tile_rows import TILE_ROWS
+from ridgeline.backends.cpu.layout.shapes import TILE_ROWS
 
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
 _HALF_RECORD = 512  # bytes of 16 outputs, of weights that are bytes

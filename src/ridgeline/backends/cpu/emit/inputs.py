@@ -12,8 +12,7 @@ from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import F32, Value, fma, sqrt
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
-from ridgeline.backends.cpu.layout.row_split import ROW_BLOCK
-from ridgeline.backends.cpu.layout.shapes import Inputs, Sizes
+from ridgeline.backends.cpu.layout.shapes import ROW_BLOCK, Inputs, Sizes
 
 _MAKE = Kernel("make_inputs", ("product", "row", "weight"))
 

@@ -14,8 +14,13 @@ from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.float_attention import load_cached
 from ridgeline.backends.cpu.emit.ir import F16, F32, I32, Value, fma, sqrt, vec
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
-from ridgeline.backends.cpu.emit.paging import record_at, weighted_values
-from ridgeline.backends.cpu.emit.records import rotated, store_keys, store_query
+from ridgeline.backends.cpu.emit.records import (
+    record_at,
+    rotated,
+    store_keys,
+    store_query,
+    weighted_values,
+)
 from ridgeline.backends.cpu.emit.rows import FLOATS, largest_of
 from ridgeline.backends.cpu.layout.latent import LatentHeads, head_shape
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads

@@ -23,7 +23,7 @@ from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.isa import Processor, prefetch
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
-from ridgeline.backends.cpu.emit.paging import WALK, record_at
+from ridgeline.backends.cpu.emit.records import WALK, record_at
 from ridgeline.backends.cpu.layout.formats import WeightFormat
 from ridgeline.backends.cpu.layout.shapes import Heads
 

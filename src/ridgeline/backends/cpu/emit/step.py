@@ -5,7 +5,7 @@ Work is split between threads in one of three ways, by how many rows (tokens) th
 * **by output features**, up to 6 rows: every thread computes its share of each product's outputs
   for all rows, then steals some of what another has left; they wait for each other five times a
   layer. What is cheap - norms, quantising - each does for itself.
-* **mixed**, up to 16 rows, more with matrix tiles (``layout.row_split``): products by output
+* **mixed**, up to 16 rows, more with matrix tiles (``layout.shapes``): products by output
 features, all else by tokens, so they wait three or four times more. Each weight is still read once.
 * **by tokens**, beyond: a thread takes blocks of rows through a whole layer, its own, then
 steals what is left of others', and they wait for each other once a layer, when keys and values are
@@ -24,13 +24,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ridgeline.backends.cpu.emit import mixing, row_parts
+from ridgeline.backends.cpu.emit import row_parts
 from ridgeline.backends.cpu.emit.argmax import head
 from ridgeline.backends.cpu.emit.args import StepEmitter
-from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, SOFTMAX
+from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, ROPE, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
-from ridgeline.backends.cpu.emit.compressed import share_of_queries, whole_queries
-from ridgeline.backends.cpu.emit.experts import joined, met_experts
+from ridgeline.backends.cpu.emit.experts import joined, met_experts, routed
 from ridgeline.backends.cpu.emit.feed_forward import (
     gated_mlp,
     networks,
@@ -42,10 +41,11 @@ from ridgeline.backends.cpu.emit.gemm import emit_matmul
 from ridgeline.backends.cpu.emit.inputs import make_inputs
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.latent import COMPRESSED_NORM, expand_latents, latent_rope
 from ridgeline.backends.cpu.emit.lora import meet, shrink
-from ridgeline.backends.cpu.emit.mixing import ATTEND
-from ridgeline.backends.cpu.emit.paging import scores, weighted_values
 from ridgeline.backends.cpu.emit.prefetch import prefetch_next_head
+from ridgeline.backends.cpu.emit.records import scores, weighted_values
+from ridgeline.backends.cpu.emit.row_parts import add, norm
 from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE_ATTENDED, SCALE
 from ridgeline.backends.cpu.emit.states import (
     made_to_activations,
@@ -56,11 +56,18 @@ from ridgeline.backends.cpu.emit.states import (
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.emit.tile_attention import TILE_SCORES, TILE_VALUES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
-from ridgeline.backends.cpu.layout.row_split import OUTPUT_SPLIT_ROWS
-from ridgeline.backends.cpu.layout.shapes import TOKENS, LayerKind, Sizes
+from ridgeline.backends.cpu.layout.latent import LatentHeads
+from ridgeline.backends.cpu.layout.shapes import OUTPUT_SPLIT_ROWS, TOKENS, LayerKind, Sizes
 
 _BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD, _INPUTS = (
     Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head", "inputs")
+)
+ATTEND = Kernel(
+    "attend",
+    (
+        *("args", "thread", "window", "pairs", "sinks", "records", "sequences"),
+        *("first", "count", "kv_head", "out"),
+    ),
 )
 
 
@@ -104,7 +111,7 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
 
 
 def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
-    """``attend``, for this kind of layer: see ``StepEmitter.attend``."""
+    """``attend``, for this kind of layer: see ``attend``."""
     fn = ATTEND.of(sizes.all_heads.index(kind.heads)).begin(module)
     _, _, window, pairs, sinks, records, sequences, first, count, kv_head, out = fn.args
     thread = StepEmitter(fn, sizes)
@@ -182,7 +189,7 @@ def _by_outputs(thread: StepEmitter, scope: str) -> None:
         x, rows, thread.shares_ranks = thread.local("x"), (fn.i64(0), num_rows), True
         with fn.loop(num_rows) as m:
             COPY.call(fn, x=x + m * x_bytes, y=args["x"] + m * x_bytes, size=sizes.hidden)
-    attend = _attend_rows if scope == "shared" else _attend_heads
+    let_attend = _attend_rows if scope == "shared" else _attend_heads
     with thread.layers() as (i, layer, cache):
         for _ in thread.each_kind(layer):
             with fn.loop(rows[1], start=rows[0]) as m:
@@ -208,7 +215,7 @@ def _by_outputs(thread: StepEmitter, scope: str) -> None:
                     made_to_activations(thread, layer, shape, m, m, scope)
                 thread.barrier(scope)
             if thread.kind.heads.num_heads:
-                attend(thread, layer, cache, rows)
+                let_attend(thread, layer, cache, rows)
             _feed_forward(thread, i, layer, x, rows, scope)
     if scope == "local":
         with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
@@ -223,11 +230,11 @@ def _attend_heads(thread: StepEmitter, layer: Words, cache: Value, rows: tuple[V
     def attend_all(h: Value) -> None:
         with fn.loop(num_rows) as m:
             out = attended + m * (kind.attention * 4)
-            mixing.attend(thread, layer, cache, (m, fn.i64(1)), h, out)
+            attend(thread, layer, cache, (m, fn.i64(1)), h, out)
 
     with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
         with fn.loop(num_rows) as m:
-            mixing.rope(thread, layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
+            rope(thread, layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
         if not kind.heads.latent:
             attend_all(h)
     if kind.heads.latent:  # another thread may have stored the key
@@ -244,12 +251,12 @@ def _attend_rows(thread: StepEmitter, layer: Words, cache: Value, rows: tuple[Va
     """Let this thread's rows attend, all of their heads, once everybody's keys are there."""
     fn, kind = thread.fn, thread.kind
     with fn.loop(rows[1], start=rows[0]) as m, fn.loop(kind.heads.num_kv_heads) as h:
-        mixing.rope(thread, layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
+        rope(thread, layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
         out = thread.shared("attended") + m * (kind.attention * 4)
         with fn.loop(kind.heads.num_kv_heads) as h:
-            mixing.attend(thread, layer, cache, (m, fn.i64(1)), h, out)
+            attend(thread, layer, cache, (m, fn.i64(1)), h, out)
         _attended_to_activations(thread, layer, out, m, "shared")
     thread.barrier()
 
@@ -269,7 +276,7 @@ def _feed_forward(
     with fn.loop(rows[1], start=rows[0]) as m:
         if both:
             ADD.call(fn, x=x + m * x_bytes, y=beside + m * x_bytes, size=sizes.hidden)
-        mixing.after_attention(thread, layer, x + m * x_bytes, y + m * x_bytes, m, scope)
+        after_attention(thread, layer, x + m * x_bytes, y + m * x_bytes, m, scope)
     if not thread.kind.ffn.size:
         return
     thread.barrier(scope)
@@ -389,7 +396,7 @@ def _project(thread: StepEmitter, layer: Words, cache: Value, low: Value, high: 
     whole_queries(thread, layer, high - low)
     if kind.heads.num_heads:
         with fn.loop(high - low) as m, fn.loop(kind.heads.num_kv_heads) as h:
-            mixing.rope(thread, layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
+            rope(thread, layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
 
 
 def _attend_block(
@@ -404,7 +411,7 @@ def _attend_block(
         row, count = thread.index(at), thread.index(at + 4)
         out = thread.local("attended") + (row - low) * (kind.attention * 4)
         with fn.loop(kind.heads.num_kv_heads) as h:
-            mixing.attend(thread, layer, cache, (row, count), h, out)
+            attend(thread, layer, cache, (row, count), h, out)
 
 
 def _finish_layer(thread: StepEmitter, layer: Words, low: Value, high: Value) -> None:
@@ -425,7 +432,7 @@ def _finish_layer(thread: StepEmitter, layer: Words, low: Value, high: Value) ->
     with fn.loop(num_rows) as m:
         if _has_both(thread):
             ADD.call(fn, x=x + m * x_bytes, y=beside + m * x_bytes, size=sizes.hidden)
-        mixing.after_attention(thread, layer, x + m * x_bytes, y + m * x_bytes, m, "local")
+        after_attention(thread, layer, x + m * x_bytes, y + m * x_bytes, m, "local")
     if not kind.ffn.size:
         return
     own, dense, of_input = networks(thread)
@@ -444,3 +451,102 @@ def _finish_layer(thread: StepEmitter, layer: Words, low: Value, high: Value) ->
     if of_input is not None or kind.out_scale:
         with fn.loop(num_rows) as m:
             _end_layer(thread, layer, x + m * x_bytes, y + m * x_bytes)
+
+
+def share_of_queries(
+    thread: StepEmitter, i: Value, layer: Words, rows: tuple[Value, ...], scope: str
+) -> None:
+    """Make queries of compressed rows, by outputs; threads wait for each other before and after."""
+    latent = thread.kind.heads.latent
+    if latent is None or not latent.q_rank:
+        return
+    qkv, stride = thread.shared("qkv"), thread.kind.qkv * 4
+    with thread.fn.loop(rows[1], start=rows[0]) as m:
+        _compressed(thread, layer, latent, qkv + m * stride, m, scope)
+    thread.barrier(scope)
+    share_of_matmul(thread, i, layer, "q_b", qkv, stride, "in", scope)
+    thread.barrier()
+
+
+def whole_queries(thread: StepEmitter, layer: Words, num_rows: Value) -> None:
+    """Make queries of this thread's compressed rows."""
+    latent = thread.kind.heads.latent
+    if latent is None or not latent.q_rank:
+        return
+    qkv, stride = thread.local("qkv"), thread.kind.qkv * 4
+    with thread.fn.loop(num_rows) as m:
+        _compressed(thread, layer, latent, qkv + m * stride, m, "local")
+    whole_matmul(thread, layer, "q_b", num_rows, qkv, stride)
+
+
+def _compressed(
+    thread: StepEmitter, layer: Words, latent: LatentHeads, qkv: Value, m: Value, scope: str
+) -> None:
+    """Put a row's compressed query, normed, into row ``m`` of activations."""
+    floats = thread.floats("in", m, scope)
+    x = qkv + latent.columns(thread.kind.heads.num_heads)["q_a"] * 4
+    thread.of_heads(COMPRESSED_NORM).call(thread.fn, x=x, weight=layer["q_a_norm"], out=floats)
+    row_parts.quantise(thread, "in", floats, m, latent.q_rank, scope=scope)
+
+
+def after_attention(
+    thread: StepEmitter, layer: Words, x: Value, y: Value, row: Value, scope: str
+) -> None:
+    """Add attention's output to a row of x; leave what the feed-forward network reads."""
+    readers = () if thread.kind.ffn.experts else thread.kind.ffn.inner
+    if thread.kind.is_parallel:  # of x as it is before
+        names = thread.kind.norm_names
+        name = "mlp_norm" if "mlp_norm" in names else "attn_norm"
+        norm(thread, layer, name, x, row, scope, readers)
+    add(thread, layer, "attn", x, y)
+    if not thread.kind.ffn.size:
+        return
+    experts = thread.kind.ffn.experts
+    if not thread.kind.is_parallel:
+        group = "dense" if experts and experts.beside else "in"
+        norm(thread, layer, "mlp_norm", x, row, scope, readers, group)
+    if experts:
+        routed(thread, layer, experts, x, row, scope)
+
+
+def rope(
+    thread: StepEmitter, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value
+) -> None:
+    """Rotate and store one K/V head of the row that has number ``row`` in the step."""
+    args, heads = thread.args, thread.kind.heads
+    if heads.latent:
+        latent_rope(thread, layer, cache, row, qkv, kv_head)
+        return
+    position, record = thread.place(layer, cache, row)
+    record = record + kv_head * heads.record_bytes
+    angle = position * (heads.half * 4)
+    key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
+    thread.of_heads(ROPE).call(
+        thread.fn, row=qkv, bias=layer["qkv_bias"], key_bias=key_bias, cos=layer["cos"] + angle,
+        sin=layer["sin"] + angle, query_scale=layer["query_scales"] + position * 4,
+        norms=layer["qk_norms"], query=args["queries"] + row * heads.query_bytes, record=record,
+        token=position & (TOKENS - 1), kv_head=kv_head, non_finite=args["non_finite"] + row * 4,
+    )  # fmt: skip
+
+
+def attend(
+    thread: StepEmitter,
+    layer: Words,
+    cache: Value,
+    item: tuple[Value, Value],
+    kv_head: Value,
+    out: Value,
+) -> None:
+    """Let ``item``, a first row and 1 or a tile of queries, look at its context."""
+    (first, count), heads = item, thread.kind.heads
+    out = out + kv_head * (heads.group * heads.out_size * 4)
+    thread.of_heads(ATTEND).call(
+        thread.fn, args=thread.args_address, thread=thread.number, window=layer["window"],
+        pairs=layer["key_bias_pairs"] + kv_head * (4 + heads.half * 4),
+        sinks=layer["sinks"] + kv_head * (heads.group * 4),
+        records=cache + kv_head * heads.record_step, sequences=thread.sequences(layer),
+        first=first, count=count, kv_head=kv_head,
+        out=thread.local("latents") if heads.latent else out,
+    )  # fmt: skip
+    if heads.latent:
+        expand_latents(thread, layer, count, kv_head, out)

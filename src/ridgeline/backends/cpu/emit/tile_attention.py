@@ -18,12 +18,11 @@ from ridgeline.backends.cpu.emit.ir import F32, I8, I32, I64, Function, Value, f
 from ridgeline.backends.cpu.emit.isa import Dot
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.narrow_values import load_narrow_values, rotate_back
-from ridgeline.backends.cpu.emit.paging import PLANES_OF, WALK, plane_at, record_at
 from ridgeline.backends.cpu.emit.prefetch import prefetch_keys_and_values
+from ridgeline.backends.cpu.emit.records import PLANES_OF, WALK, plane_at, record_at
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.emit.tiles import Amx, Unit
-from ridgeline.backends.cpu.layout.shapes import Heads
-from ridgeline.backends.cpu.layout.tile_rows import CHUNK, LINE, REGISTER, TILE_ROWS, TOGETHER
+from ridgeline.backends.cpu.layout.shapes import CHUNK, LINE, REGISTER, TILE_ROWS, TOGETHER, Heads
 
 TILE_SCORES = Kernel(
     "tile_scores", ("query", *WALK, "kv_head", "num_queries", "out", "out_stride", "scratch")
@@ -42,7 +41,7 @@ NewUnit = Callable[[Function], Unit]
 
 
 def emit_tile_scores(module: object, heads: Heads, number: int, new_unit: NewUnit = Amx) -> None:
-    """``tile_scores``: see ``paging.scores``, for ``num_queries`` of them.
+    """``tile_scores``: see ``records.scores``, for ``num_queries`` of them.
 
     Behind the last record's scores there is room for those of another.
     """
@@ -141,7 +140,7 @@ def _add_spans(
 def emit_tile_values(
     module: object, form: Dot, heads: Heads, number: int, new_unit: NewUnit = Amx
 ) -> None:
-    """``tile_values``: see ``paging.weighted_values``, for ``num_queries`` rows of queries.
+    """``tile_values``: see ``records.weighted_values``, for ``num_queries`` rows of queries.
 
     The planes have whole groups of records, and room for whole tiles of rows.
     """

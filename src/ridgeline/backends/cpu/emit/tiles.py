@@ -2,7 +2,8 @@
 
 The integers are those of ``gemm`` for rows of bytes, and so are the floats that are made of them.
 
-A tile unit (``Unit``) has eight registers of 16 lines of 64 bytes. ``Amx`` is Intel's. ``Emulated``
+``Operand`` is what a product reads and writes besides its weights, with tile units or without. A
+tile unit (``Unit``) has eight registers of 16 lines of 64 bytes. ``Amx`` is Intel's. ``Emulated``
 is the same in memory, with any processor's dot products: the kernels are written once, and tests
 run them everywhere. A process must be granted the use of AMX (``machine.tiles_refusal``).
 """
@@ -10,7 +11,7 @@ run them everywhere. A process must be granted the use of AMX (``machine.tiles_r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from llvmlite import ir
 
@@ -28,15 +29,38 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot, prefetch
 from ridgeline.backends.cpu.emit.kernel import Kernel
-from ridgeline.backends.cpu.emit.operand import OF_TILES, Operand
 from ridgeline.backends.cpu.layout.formats import FORMATS
-from ridgeline.backends.cpu.layout.tile_rows import LINE, REGISTER, TILE_ROWS
+from ridgeline.backends.cpu.layout.shapes import LINE, REGISTER, TILE_ROWS
 
-LINEAR_TILES = Kernel("linear_tiles", OF_TILES)
 _ROWS_AT_ONCE = 256  # rows of activations that stay in the second-level cache
 _PAIR_BYTES = 2 * FORMATS["r8"].record_bytes
 _SECOND_CACHE = 2
 _BYTES, _WORDS, _FLOATS = vec(I8, 64), vec(I32, 16), vec(F32, 16)
+
+
+class Operand(NamedTuple):
+    """Where a tile's activations and results are: addresses, and bytes from row to row."""
+
+    x: Value
+    x_stride: Value
+    act_scales: Value
+    act_scales_stride: Value
+    y: Value
+    y_stride: Value
+
+    def moved(self, row: Value, y_offset: Value) -> Operand:
+        """Return the same from another row on, with results further right."""
+        return self._replace(
+            x=self.x + row * self.x_stride,
+            act_scales=self.act_scales + row * self.act_scales_stride,
+            y=self.y + row * self.y_stride + y_offset,
+        )
+
+
+OF_ROWS = ("num_rows", *Operand._fields, "next_address")
+# Outputs 32 * first .. 32 * last of all rows; results begin at column 32 * first of y.
+OF_TILES = ("tiles", "first", "last", "num_records", *OF_ROWS)
+LINEAR_TILES = Kernel("linear_tiles", OF_TILES)
 
 
 class Unit(Protocol):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.arrays import address, aligned
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
-from ridgeline.backends.cpu.layout.head_permutation import head_permutation
+from ridgeline.backends.cpu.layout.model_sizes import head_permutation
 from ridgeline.backends.cpu.layout.pack import Index, padded
 from ridgeline.backends.cpu.layout.shapes import RANK_STEP, Sizes
 from ridgeline.model.files.adapters import AdapterWeights

@@ -1,16 +1,27 @@
-"""The padded widths that a model's kernels are compiled for, from its structural facts."""
+"""The padded widths that a model's kernels are compiled for, from its structural facts.
+
+And what follows from them: where the channels of padded heads come from, and where keys and values
+lie in a block of the paged cache. All blocks are as large as the largest group of layers needs, so
+any group may have any block. Of one group each is a run of records, one for a layer and key/value
+head.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.layout.arguments import LAYER
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.head_permutation import rotating_pairs
-from ridgeline.backends.cpu.layout.latent import latent_heads, num_groups
-from ridgeline.backends.cpu.layout.pack import LANES, padded, to_lanes
+from ridgeline.backends.cpu.layout.latent import latent_heads, latent_places, num_groups
+from ridgeline.backends.cpu.layout.pack import LANES, Index, padded, to_lanes
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads, Inputs, LayerKind, Sizes
+from ridgeline.model.shape.cache_groups import CacheGroup, places, spans
 from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.model.shape.recurrent import Delta, Ssm
 
@@ -191,3 +202,82 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
         and arch.residual_scale != 1.0,
     }
     return next((feature for feature, is_there in has.items() if is_there), "")
+
+
+def head_permutation(
+    arch: ModelArch, sizes: Sizes, layer: int
+) -> tuple[dict[str, Index], dict[str, Index]]:
+    """Return where outputs of a layer's q, k and v come from, and inputs of o; -1 is padding.
+
+    Those of latent attention have other names.
+    """
+    mixer, latent = arch.layers[layer].attention, sizes.layers[layer].heads.latent
+    if mixer is not None and latent is not None:
+        return latent_places(mixer, latent)
+    heads, pairs = sizes.layers[layer].heads, rotating_pairs(arch, arch.layers[layer])
+    rope_order, plain = _channels(heads, pairs)
+    counts = heads.num_heads, heads.num_kv_heads
+    q_rows, k_rows = (_places_of_heads(rope_order, count, heads) for count in counts)
+    values = rope_order if heads.attention.v_is_k else plain
+    o_columns, v_rows = (_places_of_heads(values, count, heads) for count in counts)
+    return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
+
+
+def rotating_pairs(arch: ModelArch, layer: Layer) -> int:
+    """Pairs of channels that rotate; in a layer without rope, those of layers with such heads."""
+    attention = layer.attention
+    if attention is None:
+        return 0
+    if attention.rope:
+        return attention.rope.dim // 2
+    alike = [one.rope for one in arch.attentions if one.head_dim == attention.head_dim]
+    return max((rope.dim // 2 for rope in alike if rope), default=0)
+
+
+def _channels(heads: Heads, pairs: int) -> tuple[Index, Index]:
+    """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
+    num_channels = heads.num_channels
+    rope_order = np.full(heads.size, -1)
+    rope_order[:pairs] = np.arange(pairs)
+    rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
+    num_unrotated = num_channels - 2 * pairs
+    rope_order[2 * heads.half : 2 * heads.half + num_unrotated] = np.arange(2 * pairs, num_channels)
+    plain = np.full(heads.size, -1)
+    plain[:num_channels] = np.arange(num_channels)
+    return rope_order, plain
+
+
+def _places_of_heads(channels: Index, count: int, heads: Heads) -> Index:
+    first = np.arange(count)[:, None] * heads.num_channels
+    return np.where(channels < 0, -1, channels + first).reshape(-1)
+
+
+def part_bytes(sizes: Sizes, groups: Sequence[CacheGroup]) -> int:
+    """Return the bytes of 16 tokens in a block."""
+    return max(sum(sizes.layers[i].cache_bytes for i in group.layers) for group in groups)
+
+
+def put_places(
+    layers: NDArray[np.int64], arch: ModelArch, sizes: Sizes, groups: tuple[CacheGroup, ...]
+) -> None:
+    """Say in the words of each layer which group it is of, and where in a block it begins.
+
+    A layer that reads another's keys and values has that one's place.
+    """
+    words = {name: i for i, name in enumerate(LAYER)}
+    layers[:, words["group"]] = places(groups, arch)
+    part_of = {i: sizes.layers[i].cache_bytes for group in groups for i in group.layers}
+    for i, (begin, _) in spans(groups, part_of).items():
+        layers[i, words["cache_at"]] = begin
+    for i, layer in enumerate(arch.layers):
+        if layer.attention is not None and layer.attention.kv_of is not None:
+            layers[i, words["cache_at"]] = layers[layer.attention.kv_of, words["cache_at"]]
+
+
+def has_unlike_records(sizes: Sizes, groups: Sequence[CacheGroup]) -> bool:
+    """Return whether a block may pass between groups whose records differ.
+
+    What is left of one's bytes need not be finite numbers in the other's places.
+    """
+    owners = [sizes.layers[i].heads for group in groups for i in group.layers]
+    return len(groups) > 1 and len({(heads.size, heads.record_bytes) for heads in owners}) > 1

@@ -1,5 +1,10 @@
 """A model's weights as kernels read them: packed matrices, norms, biases, rope tables, embedding.
 
+Part of the keys' bias stays out of an int8 cache (``split``): ``emit.attention`` says how it is
+used. The output head is there once more in 5 bits (``proxy``). Greedy decoding of a few rows reads
+the proxy, and of the head itself only tiles that could still hold the likeliest token
+(``emit.argmax``).
+
 It turns a ``Checkpoint`` into one array of layer words and keeps the memory they point to.
 """
 
@@ -17,33 +22,37 @@ from numpy.typing import NDArray
 from ridgeline.backends.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout import weight_cache
 from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
-from ridgeline.backends.cpu.layout.cache_layout import part_bytes
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.head_permutation import head_permutation, rotating_pairs
-from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.latent import per_head
-from ridgeline.backends.cpu.layout.model_sizes import model_sizes
+from ridgeline.backends.cpu.layout.model_sizes import (
+    head_permutation,
+    model_sizes,
+    part_bytes,
+    rotating_pairs,
+)
 from ridgeline.backends.cpu.layout.pack import (
     LANES,
     Index,
     PackedMatrix,
     pack,
+    pack_nibbles,
     padded,
+    unpack_w8,
 )
-from ridgeline.backends.cpu.layout.pruned_head import proxy
+from ridgeline.backends.cpu.layout.quantise import Bytes, nonzero
 from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
 from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
-from ridgeline.backends.cpu.layout.rope_tables import tables_of_ropes
 from ridgeline.backends.cpu.layout.sampling_table import padded_vocab
-from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
-from ridgeline.backends.cpu.layout.tile_rows import LINE
+from ridgeline.backends.cpu.layout.shapes import LINE, PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.backends.inputs import biases_by_distance
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
+from ridgeline.model.files.rope.tables import query_scales, rope_tables
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import one_group
 from ridgeline.model.shape.model import ModelArch
+from ridgeline.model.shape.rope import Rope
 from ridgeline.system.machine import available_bytes
 
 Floats = NDArray[np.float32]
@@ -62,6 +71,9 @@ _PARTS = {
     "positions": "embedding",
     "router": "mlp",
 }
+_LARGE = 2.0
+_SIDE_BY_SIDE = 4  # blocks of positions that a kernel reads together
+_TILES_AT_ONCE = 64
 
 
 @dataclass
@@ -471,3 +483,144 @@ def head_dtype(dtype: str, file_dtype: str) -> str:
     """
     dtype = "auto" if dtype == "int4" else dtype
     return "int8" if (dtype, file_dtype) == ("auto", "Q6_K") else dtype
+
+
+def spreads(weight: Floats, norm: Floats) -> Floats:
+    """Return how large keys are without their bias, by channel: their standard deviation.
+
+    Args:
+        weight: of the projection, ``[channels, hidden]``.
+        norm: weights of the norm before it, ``[hidden]``; after it, channels are taken to be
+            independent and to have a mean square of 1.
+    """
+    scaled = weight * norm
+    size: Floats = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    return size
+
+
+def split(heads: Heads, bias: Floats, spread: Floats) -> tuple[Floats, Floats, NDArray[np.int32]]:
+    """Return the bias that stays with queries, keys and values, and what is taken out.
+
+    Args:
+        heads: shape.
+        bias: of queries, keys and values, heads padded, ``[channels]``.
+        spread: of keys without their bias, ``[key channels]``.
+
+    The part taken out is ``[kv heads, first and second channels of pairs]``. The pairs are, for
+    each K/V head, their number, then their indices. A pair is among them if its bias is larger than
+    the middle one of the head's keys without theirs.
+    """
+    stays, half = bias.copy(), heads.half
+    keys = stays[heads.num_heads * heads.size :][: heads.num_kv_heads * heads.size]
+    keys = keys.reshape(heads.num_kv_heads, heads.size)
+    keys[:, 2 * half :] = 0  # the same for all keys, and so for all scores of a query
+    spread = spread.reshape(keys.shape)
+    sizes = np.hypot(spread[:, :half], spread[:, half : 2 * half])
+    biases = np.hypot(keys[:, :half], keys[:, half : 2 * half])
+    apart = np.zeros((heads.num_kv_heads, 2 * half), np.float32)
+    pairs = np.zeros((heads.num_kv_heads, 1 + half), np.int32)
+    for head, size in enumerate(sizes):
+        known = size[size > 0]  # neither padding nor damaged
+        middle = np.median(known) if len(known) else 0
+        large = np.flatnonzero(biases[head] > _LARGE * middle)
+        pairs[head, 0], pairs[head, 1 : 1 + len(large)] = len(large), large
+        for channels in (large, half + large):
+            apart[head, channels] = keys[head, channels]
+            keys[head, channels] = 0
+    return stays, apart, pairs
+
+
+def rope_by_pair(heads: Heads, cos: Floats, sin: Floats) -> Floats:
+    """Return the rope tables by pairs, ``[cosines and sines, half, positions]``, zero behind."""
+    if not heads.splits_key_bias:
+        return np.zeros((2, 1, 0), np.float32)
+    positions, pairs = cos.shape
+    length = (-(-positions // TOKENS) + _SIDE_BY_SIDE) * TOKENS
+    out = np.zeros((2, heads.half, length), np.float32)
+    out[:, :pairs, :positions] = cos.T, sin.T
+    return out
+
+
+def proxy(head: PackedMatrix) -> tuple[PackedMatrix, NDArray[np.float32]] | None:
+    """Return a w8 matrix again in 5 bits, and each output's distance from it; None if not finite.
+
+    Outputs have much in common, which would make their steps coarse: it is taken off, and stands
+    behind them as the first output of one more tile. However head and proxy are multiplied by
+    activations x, a result differs from its own plus the common one by at most the distance times
+    the length of x: the distance (Euclidean) holds what all three may lose by rounding.
+    """
+    parts = range(0, len(head.data), _TILES_AT_ONCE)
+    total = sum(_weights_of(head, low)[0].sum(axis=0) for low in parts)
+    mean = np.zeros((TILE, len(total)), np.float32)
+    mean[0] = total / (len(head.data) * TILE)
+    with np.errstate(over="ignore", invalid="ignore"):  # checked at the end
+        centre = _to_five_bits(mean)
+        common = _of_five_bits(*centre)[0]
+        tiles, distances = [], []
+        for low in parts:
+            weights, scale = _weights_of(head, low)
+            own = _to_five_bits(weights - common)
+            lost = weights - common - _of_five_bits(*own)
+            # Bounds on a record's terms, without the sum of 32 activations.
+            terms = 384 * scale + 47 * np.abs(own[1]) + 47 * np.abs(centre[1][0])
+            rounding = (terms.shape[1] + 16) * 2.0**-24 * TILE**0.5
+            lengths = [np.linalg.norm(part, axis=1) for part in (lost, terms)]
+            distances.append(1.001 * lengths[0] + rounding * lengths[1])
+            tiles.append(pack_nibbles("s5", *own).data)
+    tiles.append(pack_nibbles("s5", *centre).data)
+    distance = np.concatenate(distances).astype(np.float32)
+    return (
+        (PackedMatrix("s5", np.concatenate(tiles)), distance)
+        if np.isfinite(distance).all()
+        else None
+    )
+
+
+def _weights_of(head: PackedMatrix, low: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the weights and scales of some tiles of a w8 matrix, from ``low`` on."""
+    q, scale = unpack_w8(head.data[low : low + _TILES_AT_ONCE])
+    wide = scale.astype(np.float32)
+    return q.astype(np.float32) * np.repeat(wide, TILE, axis=1), wide
+
+
+def _to_five_bits(weights: NDArray[np.float32]) -> tuple[Bytes, NDArray[np.float16]]:
+    """Quantise to 5 bits with a scale for each 32: as Q5_0 does, w = d (q - 16)."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    place = np.abs(groups).argmax(axis=2)
+    largest = np.take_along_axis(groups, place[:, :, None], axis=2)[:, :, 0]
+    scale = (largest / -16).astype(np.float16)
+    q = np.rint(groups / nonzero(scale)[:, :, None]).clip(-16, 15) + 16
+    return q.astype(np.uint8).reshape(weights.shape), scale
+
+
+def _of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
+    """Return the weights that ``_to_five_bits`` quantised."""
+    return (q.astype(np.float32) - 16) * np.repeat(scale.astype(np.float32), TILE, axis=1)
+
+
+def tables_of_ropes(
+    arch: ModelArch, sizes: Sizes, max_model_len: int
+) -> dict[tuple[Rope | None, int], tuple[Floats, Floats, Floats]]:
+    """Return the tables of each rope, by it and the pairs of a head.
+
+    They are cosines and sines, ``[positions, pairs]``, where nothing turns 1 and 0, and what
+    queries are multiplied by, ``[positions]``: empty where that is nothing.
+    """
+    tables: dict[tuple[Rope | None, int], tuple[Floats, Floats, Floats]] = {}
+    for layer, kind in zip(arch.layers, sizes.layers, strict=True):
+        if layer.attention is None:
+            continue
+        rope, half = key = layer.attention.rope, kind.heads.half
+        if key in tables:
+            continue
+        shape = (max_model_len, half)
+        cos, sin = np.ones(shape, np.float32), np.zeros(shape, np.float32)
+        scales = np.zeros(0, np.float32)
+        if rope:
+            padding = ((0, 0), (0, half - rope.dim // 2))
+            cos, sin = rope_tables(rope, max_model_len)
+            cos, sin = np.pad(cos, padding), np.pad(sin, padding)
+            if rope.query_growth:
+                scales = query_scales(rope, max_model_len)
+        tables[key] = cos, sin, scales
+    return tables

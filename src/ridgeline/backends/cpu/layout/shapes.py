@@ -1,4 +1,4 @@
-"""Padded widths of a model, records of its cache, and where a thread's local buffers are.
+"""Padded widths of a model, records of its cache, how threads share its rows, and their buffers.
 
 The compiled step has code for each kind of layer: ``LayerKind`` is what that code depends on.
 Buffers are as large as the largest kind needs.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
-from ridgeline.backends.cpu.layout import row_split, tile_rows
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward, choice_bytes, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.layout.latent import LatentHeads
 from ridgeline.backends.cpu.layout.recurrent import Recurrence
-from ridgeline.backends.cpu.layout.row_split import OUTPUT_SPLIT_ROWS, ROW_BLOCK
 from ridgeline.backends.cpu.layout.sampling_table import scratch_bytes
 from ridgeline.model.shape.model import Attention
 
@@ -22,6 +21,66 @@ TOKENS = 16  # per record
 PRUNED_ROWS = 3  # most rows whose likeliest tokens a proxy finds: more are arithmetic
 RANK_STEP = 4  # ranks of an adapter that are computed side by side
 HEAD_TILES = 8  # tiles of logits that are searched while they are in the nearest cache
+# How a step's work is split between threads, by how many rows (tokens) it has: up to these by
+# output features; up to ``mixed_rows`` both ways; more by tokens, in blocks of at most
+# ``row_block``. ``emit.step`` says what each means.
+OUTPUT_SPLIT_ROWS = 6
+MIXED_ROWS = 16  # without matrix tiles
+ROW_BLOCK = 64  # without matrix tiles
+_WIDE = 4096  # inputs of a product: its weights take long to read, its rows much of a cache
+# Attention by matrix tiles, whose registers have 16 lines of 64 bytes.
+TILE_ROWS, LINE, REGISTER = 16, 64, 1024  # lines of a register, and bytes
+CHUNK = 16  # records whose values are copied together; the second-level cache holds them
+TOGETHER = 2  # records whose scores are made side by side
+MOST_ROWS = 48  # heads of queries that attend together
+
+
+class TileRoom(NamedTuple):
+    """A thread's room for attention by matrix tiles: offsets, and the bytes of all.
+
+    Scores have queries of each 16 rows, a tile for each span; then sums; then scales. Weighted
+    values have those of ``CHUNK`` records, a tile for 64 tokens and 16 channels; then sums.
+    """
+
+    score_sums: int
+    scales: int
+    value_sums: int
+    num_bytes: int
+
+
+def to_tile_rows(num_rows: int) -> int:
+    """Return a number of rows with those that fill their last tile."""
+    return -(-num_rows // TILE_ROWS) * TILE_ROWS
+
+
+def tile_room(num_rows: int, size: int, spans: int) -> TileRoom:
+    """Return the room for rows of heads of ``size`` channels, in whole tiles."""
+    score_sums = num_rows * spans * LINE
+    scales = score_sums + TOGETHER * spans * REGISTER
+    value_sums = CHUNK * TILE_ROWS * size
+    of_values = value_sums + num_rows * size * 2 * 4
+    return TileRoom(score_sums, scales, value_sums, max(of_values, scales + num_rows * 8 * spans))
+
+
+def mixed_rows(widest: int, *, by_tiles: bool) -> int:
+    """Return the most rows whose work is split both ways; ``widest`` is the longest of all rows.
+
+    By tokens each thread reads all weights. With tiles, reading takes longer than multiplying up
+    to many more rows, the more so the larger the matrices are.
+    """
+    if not by_tiles:
+        return MIXED_ROWS
+    return MIXED_ROWS * (4 if widest <= _WIDE else 8)
+
+
+def row_block(widest: int, *, by_tiles: bool) -> int:
+    """Return the most rows that a thread takes through a layer together, not below ``mixed_rows``.
+
+    Rows of bytes are so quickly multiplied by tiles that more of them must share a weight.
+    """
+    if not by_tiles:
+        return ROW_BLOCK
+    return ROW_BLOCK * (4 if widest <= _WIDE else 2)  # what the second-level cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,25 +225,25 @@ class Heads:
     @property
     def tile(self) -> int:
         """The largest number of queries of one sequence that are handled together."""
-        most_rows = tile_rows.MOST_ROWS if self.by_tiles else 24
+        most_rows = MOST_ROWS if self.by_tiles else 24
         return max(1, min(self.most_together, most_rows // max(self.group, 1)))
 
     @property
     def score_rows(self) -> int:
         """Rows of scores that are there at once."""
         rows = self.tile * self.group
-        return tile_rows.to_tile_rows(rows) if self.by_tiles else rows
+        return to_tile_rows(rows) if self.by_tiles else rows
 
     @property
     def suits_tiles(self) -> bool:
         """Whether matrix tiles can read keys as they lie, and pairs of 16 channels of values."""
-        reach = -(-self.size // tile_rows.LINE) * tile_rows.REGISTER
+        reach = -(-self.size // LINE) * REGISTER
         return self.has_planes and self.size % 32 == 0 and reach <= self.record_bytes
 
     @property
-    def tile_room(self) -> tile_rows.TileRoom:
+    def tile_room(self) -> TileRoom:
         """What attention by tiles needs of a thread's memory."""
-        return tile_rows.tile_room(self.score_rows, self.size, self.spans)
+        return tile_room(self.score_rows, self.size, self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +348,7 @@ class Sizes:
     inputs: Inputs | None = None
     max_lora_rank: int = 0  # of adapters; 0 leaves them out
     has_tiles: bool = False  # the processor multiplies tiles of bytes, and is allowed to
-    profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
+    profiled: bool = False  # kernels count the cycles of each kind of work (``emit.clock``)
 
     @property
     def num_layers(self) -> int:
@@ -412,13 +471,13 @@ class Sizes:
 
     @property
     def mixed_rows(self) -> int:
-        """See ``row_split``."""
-        return row_split.mixed_rows(self.widest, by_tiles=self.multiplies_by_tiles)
+        """Return the most rows whose work is split both ways."""
+        return mixed_rows(self.widest, by_tiles=self.multiplies_by_tiles)
 
     @property
     def row_block(self) -> int:
-        """See ``row_split``."""
-        return row_split.row_block(self.widest, by_tiles=self.multiplies_by_tiles)
+        """Return the most rows that a thread takes through a layer together."""
+        return row_block(self.widest, by_tiles=self.multiplies_by_tiles)
 
     def local_offsets(self) -> dict[str, int]:
         """Return the offset of each buffer in a thread's local memory.
