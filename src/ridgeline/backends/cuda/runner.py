@@ -21,18 +21,17 @@ from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.layer_spec import runs_ahead
 from ridgeline.backends.cuda.model.adapters import AdaptedRows, LoadedAdapter, load_adapter
-from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.forward import Inputs, Model
 from ridgeline.backends.cuda.model.weights import DTYPES, Weights
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.step.ahead import Ahead, next_work
 from ridgeline.backends.cuda.step.batch import Batch
+from ridgeline.backends.cuda.step.cache import Cache, States
 from ridgeline.backends.cuda.step.draws import Draws
 from ridgeline.backends.cuda.step.graphs import Graphs, Variant
 from ridgeline.backends.cuda.step.staged import StagedSteps
 from ridgeline.backends.cuda.step.staging import Pending
-from ridgeline.backends.cuda.step.states import States
 from ridgeline.backends.interface import CacheMemory, Counters, Held, Setup, Traffic
 from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, finish
 from ridgeline.backends.states import HiddenStates

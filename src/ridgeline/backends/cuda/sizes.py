@@ -111,7 +111,7 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     step_bytes = setup.max_num_batched_tokens * of_token + 4 * attention_room(arch)[1] + logits
     in_cache = 4 if setup.kv_cache_dtype == "f32" else 2
     of_cache = in_cache * values_per_token(arch, setup.groups or one_group(arch))
-    return Footprint(step_bytes, of_cache, 2 * state_bytes_per_seq(arch))  # see ``step.states``
+    return Footprint(step_bytes, of_cache, 2 * state_bytes_per_seq(arch))  # see ``step.cache``
 
 
 def _recurrent_size(arch: ModelArch) -> int:

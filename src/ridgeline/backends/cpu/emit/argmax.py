@@ -3,7 +3,7 @@
 Rows that are sampled, or ranked, keep them, and are drawn from at the end (``draw``).
 
 With few rows, where nearly all of the time goes to reading weights, most of the head is not read:
-bound pruning. A low-precision proxy of it in 5 bits (``layout.model_weights.proxy``) gives proxy logits,
+bound pruning. A low-precision proxy of it in 5 bits (``layout.model_weights``) gives proxy logits,
 and with each of them a bound: the output's distance from its proxy, times the length of the
 activations (Cauchy-Schwarz). Exact logits are computed of the likeliest, then of the candidates,
 whose bound does not exclude that they are likelier still: a few tiles in a hundred. The token found

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-ITEM, CUT = 5, 4  # words: see ``step.states``
+ITEM, CUT = 5, 4  # words: see ``step.cache``
 CHANNELS = 256  # of a program that convolves
 ROWS = 32  # channels of a head in a program
 OF_A_STEP = ["items", "num_items", "cuts", "num_cuts", "item_of"]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ridgeline.backends.cuda.layer_spec import head_spec
 from ridgeline.backends.cuda.model.adapters import Adapt, AdaptedRows, adaptation, not_adapted
-from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.experts import mixture
 from ridgeline.backends.cuda.model.latent import Places, latent_attention
 from ridgeline.backends.cuda.model.recurrent import MixerContext, mix
@@ -23,8 +22,8 @@ from ridgeline.backends.cuda.model.weights import Weights
 from ridgeline.backends.cuda.packed import Packed
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.step.batch import Kind
+from ridgeline.backends.cuda.step.cache import Cache, States
 from ridgeline.backends.cuda.step.plan import AttentionPlan, StatePlan
-from ridgeline.backends.cuda.step.states import States
 from ridgeline.backends.layer_weights import AttentionWeights, LayerWeights, Norm
 from ridgeline.model.files.rope.tables import query_scales, rope_tables
 from ridgeline.model.shape.model import Attention, Experts, ModelArch

@@ -1,7 +1,7 @@
 """Mixers that keep a state, as calls of operations: ``arch.recurrent``.
 
 Linear maps and whatever concerns single tokens are done for all rows of a step; convolutions and
-recurrences go through states (``step.states``), which every rank has whole. Sums over channels are
+recurrences go through states (``step.cache``), which every rank has whole. Sums over channels are
 our own operations, whose order does not change with the batch.
 """
 

@@ -16,7 +16,7 @@ class StatePlan:
     """Where the tokens and the states of a step's sequences are, on the device.
 
     Attributes:
-        items: of sequences (``step.states``), of which ``num_items`` [1] count.
+        items: of sequences (``step.cache``), of which ``num_items`` [1] count.
         cuts: of their tokens, behind which states are written; ``num_cuts`` [1] count.
         item_of: the item of each token, -1 for padding.
         programs: as many as there may be items.

@@ -18,11 +18,11 @@ from ridgeline.backends.cuda.step.batch import (
     Tables,
     arrange,
 )
+from ridgeline.backends.cuda.step.cache import CUT, States
+from ridgeline.backends.cuda.step.cache import ITEM as ITEM_OF_STATES
 from ridgeline.backends.cuda.step.graphs import Variant
 from ridgeline.backends.cuda.step.plan import AdapterPlan, AttentionPlan, StatePlan
 from ridgeline.backends.cuda.step.staging import StagedArray, Staging
-from ridgeline.backends.cuda.step.states import CUT, States
-from ridgeline.backends.cuda.step.states import ITEM as ITEM_OF_STATES
 from ridgeline.backends.cuda.tiles import PROGRAMS_PER_PROCESSOR, SPLIT, rows_of
 from ridgeline.backends.interface import Setup
 from ridgeline.core.step import Work

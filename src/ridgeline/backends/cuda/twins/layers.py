@@ -3,22 +3,52 @@
 Shapes: T tokens; H query heads and K key heads of D channels; N outputs of K inputs for a matrix. A
 layer's cache is ``[blocks, 2, K, block_size, D]``, keys before values, with any strides; that of
 latents, ``[blocks, 1, 1, block_size, D]``, has keys alone, of which values are a part.
+
+Torch's own products sum in an order that depends on the number of rows. The kernels on a GPU do not
+(docs/log/gpu.md). Where tests compare bits of rows in different batches, twins must not either.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.backends.cuda.twins.sums import are_ordered, dots
+from ridgeline.backends.cuda.device import ORDERED, TWINS
 
 if TYPE_CHECKING:
     from ridgeline.backends.cuda.layer_spec import HeadSpec
     from ridgeline.backends.cuda.packed import Packed
+
+_MOST_PRODUCTS = 1 << 24  # that are there at a time
+
+
+def are_ordered() -> bool:
+    """Whether a sum is to have the same bits in any batch: slow, for tests."""
+    return os.environ.get(TWINS) == ORDERED
+
+
+def dots(a: Tensor, b: Tensor) -> Tensor:
+    """Return the sums of ``a`` ``[..., M, K]`` times ``b`` ``[..., N, K]``, ``[..., M, N]``."""
+    if not are_ordered():
+        return a @ b.mT
+    at_once = max(1, _MOST_PRODUCTS // max(1, a.numel()))
+    parts = [by_halves(a[..., :, None, :] * c[..., None, :, :]) for c in b.split(at_once, -2)]
+    return torch.cat(parts, -1)
+
+
+def by_halves(x: Tensor) -> Tensor:
+    """Return the sums of the last axis, whose halves are added up until one number is left."""
+    size = x.shape[-1]
+    x = torch.nn.functional.pad(x, (0, (1 << (size - 1).bit_length()) - size))
+    while x.shape[-1] > 1:
+        first, second = x.chunk(2, -1)
+        x = first + second
+    return x[..., 0]
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.backends.cuda import tiles
-from ridgeline.backends.cuda.kernels.launching import launch
-from ridgeline.backends.cuda.kernels.products.processors import num_processors
+from ridgeline.backends.cuda.kernels.launching import launch, num_processors
 
 OUTPUTS = 64  # rows of a warpgroup's product: mma.sync would permute narrow types' inputs
 WARPS, STAGES = 4, 3

@@ -16,8 +16,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ridgeline.backends.cuda import tiles
-from ridgeline.backends.cuda.kernels.launching import launch
-from ridgeline.backends.cuda.kernels.products.processors import has_copy_engine, num_processors
+from ridgeline.backends.cuda.kernels.launching import has_copy_engine, launch, num_processors
 
 BAND = 16  # tiles of rows that are computed beside each other, so that weights stay in the L2
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ridgeline.backends.cuda.measure.cases import attention, draws, layers, products, states
+from ridgeline.backends.cuda.measure.cases import attention, draws, layers, products
 from ridgeline.backends.cuda.measure.part import Case, Part
 
 CASES: Mapping[str, Callable[[Part], Iterator[Case]]] = {
-    **attention.CASES, **layers.CASES, **products.CASES, **states.CASES, **draws.CASES,
+    **attention.CASES, **layers.CASES, **products.CASES, **draws.CASES,
 }  # fmt: skip
 EXACT = {"copy_blocks", *draws.CASES}

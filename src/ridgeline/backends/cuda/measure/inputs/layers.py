@@ -11,8 +11,8 @@ from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.measure.shapes import TINY
 from ridgeline.backends.cuda.model.experts import Meetings, meet
 from ridgeline.backends.cuda.packed import pack
+from ridgeline.backends.cuda.step.cache import States
 from ridgeline.backends.cuda.step.plan import StatePlan
-from ridgeline.backends.cuda.step.states import States
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Work
 
