@@ -12,7 +12,7 @@ from tests.walks import PACKAGE, modules_named
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 SERVER = PACKAGE / "serve"
-MOST_VISITS = 25, 25, 39  # of a plan, of weights, and of weights by way of a file
+MOST_VISITS = 25, 25, 37  # of a plan, of weights, and of weights by way of a file
 # What ``reply`` and ``prepare`` name that decides nothing there: types, constants, errors, threads,
 # counters, and the parts that are handed on.
 NO_DECISION = {
