@@ -123,6 +123,7 @@ def sources() -> list[Path]:
     folders = (model / "shape", model / "files", Path(__file__).parent)
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     files += [model / "cost" / name for name in ("layers.py", "shapes.py")]
+    files.append(Path(__file__).parents[2] / "arrays.py")
     spec = find_spec("gguf")
     if spec is not None and spec.origin is not None:
         files += [Path(spec.origin).with_name(name) for name in ("constants.py", "quants.py")]
