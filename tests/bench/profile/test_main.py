@@ -26,8 +26,14 @@ from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import Traffic
 from ridgeline.bench.offline import BenchShape
 from ridgeline.bench.profile import main as profiling
-from ridgeline.bench.profile.main import Phase, attainable_ops_per_s, measure_phase, profile
-from ridgeline.bench.profile.picture import RooflinePoint, roofline_svg
+from ridgeline.bench.profile.main import (
+    Phase,
+    RooflinePoint,
+    attainable_ops_per_s,
+    measure_phase,
+    profile,
+    roofline_svg,
+)
 from ridgeline.core.records import StepRecord
 from tests.bench.test_offline import EMPTY
 from tests.model.files.tiny import CONFIG, hf_weights
