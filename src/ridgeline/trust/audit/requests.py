@@ -19,13 +19,12 @@ from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.serve.answer.response_builder import message_of
+from ridgeline.serve.answer.response_builder import ResponseBuilder, message_of
 from ridgeline.serve.http.errors import ApiError, body_at
 from ridgeline.serve.http.gate import OPEN_PATHS, Gate, check_operator, client_left, refuse
 from ridgeline.trust.audit.log import AuditLog
 
 if TYPE_CHECKING:
-    from ridgeline.serve.answer.response_builder import ResponseBuilder
     from ridgeline.trust.rules.book import RequestRules
 
 _TOLD = (  # of a line of the log, which may have texts as well
