@@ -165,3 +165,14 @@ def test_half_a_character_is_told_with_the_other_half() -> None:
     held.feed(1, "second")
     assert held.take(1, 1, is_over=False) == [], "the reader of the message holds it back"
     assert held.take(0, is_over=False) == ["first", "second"]
+
+
+def test_what_is_told_of_a_token_is_dropped_where_a_part_of_its_text_is_known() -> None:
+    held = HeldEntries[str](TextStream(Pieces(["abc", "d"])))
+    held.feed(0, "first")
+    held.feed(1, "second")
+    held.drop_begun()
+    assert held.take(1, is_over=False) == [], "its text is not known yet"
+    held.drop_begun()
+    held.drop_begun()  # of the second nothing is known
+    assert held.take(3, is_over=False) == ["second"]
