@@ -317,7 +317,7 @@ def _check_labels(only: list[str], engines: list[Engine]) -> None:
 
 def model_file(name: str) -> tuple[Path, int]:
     """Return the GGUF file that ``name`` means, fetched if need be, and its vocabulary's size."""
-    from ridgeline.engine.setup.locate import locate
+    from ridgeline.engine.setup.home import locate
     from ridgeline.model.files.checkpoint import load_checkpoint
 
     path = locate(name).path.resolve()

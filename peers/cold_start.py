@@ -33,7 +33,7 @@ from typing import Any
 
 from peers import machine
 from peers.engines import HOME, PEERS, LeftOut, log_path, run
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 
 _TIMEOUT_S = 300.0
 _SETTLE_S = 2.0

@@ -32,7 +32,7 @@ from peers.engines import (
     last_line,
     log_path,
 )
-from ridgeline.engine.vectors import cosine
+from ridgeline.engine.outputs import cosine
 from ridgeline.system.machine import usable_cpus
 
 PEER = Engine(

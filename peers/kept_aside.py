@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from peers.fit_device_time import KNOWN
 from peers.static_batch import batch_seconds
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.planner import LoadFlags, PlanFlags
 from ridgeline.planner.capacity.candidate import bounds_of
 from ridgeline.planner.capacity.latency_model import clock_of

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.model.cost.format_bytes import storage_of_config
 from ridgeline.planner import plan
 from ridgeline.planner.capacity.candidate import Candidate, bounds_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 from ridgeline.model.files.tensors import ModelFileError
 
 SHARED_MODELS = Path(__file__).parents[2] / "shared" / "models"

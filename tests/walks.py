@@ -21,7 +21,7 @@ from typing import Any
 import ridgeline
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.model.files.identity.contents import Contents
 from ridgeline.planner.memory.model_spec import subject_of
 from tests.tiny import PLAIN, checkpoint

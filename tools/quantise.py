@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.families import HF_FAMILIES
 from ridgeline.model.files.quantized.parts import packed

@@ -20,13 +20,12 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         RequestOutput,
         ScoringRequestOutput,
+        print_embeddings,
     )
-    from ridgeline.engine.vectors import print_embeddings
-    from ridgeline.engine.vllm.arguments import EngineArgs, FlexibleArgumentParser
     from ridgeline.engine.vllm.beams import BeamSearchOutput, BeamSearchParams
     from ridgeline.engine.vllm.metrics import Counter, Gauge, Histogram, Vector
-    from ridgeline.engine.vllm.params import PoolingParams, SamplingParams
-    from ridgeline.engine.vllm.prompts import TextPrompt, TokensPrompt
+    from ridgeline.engine.vllm.options import EngineArgs, FlexibleArgumentParser
+    from ridgeline.engine.vllm.params import PoolingParams, SamplingParams, TextPrompt, TokensPrompt
 
 __all__ = [
     "LLM",
@@ -58,8 +57,8 @@ _PLACES = {
     "BeamSearchOutput": "ridgeline.engine.vllm.beams",
     "BeamSearchParams": "ridgeline.engine.vllm.beams",
     "Counter": "ridgeline.engine.vllm.metrics",
-    "EngineArgs": "ridgeline.engine.vllm.arguments",
-    "FlexibleArgumentParser": "ridgeline.engine.vllm.arguments",
+    "EngineArgs": "ridgeline.engine.vllm.options",
+    "FlexibleArgumentParser": "ridgeline.engine.vllm.options",
     "Gauge": "ridgeline.engine.vllm.metrics",
     "Histogram": "ridgeline.engine.vllm.metrics",
     "LLM": "ridgeline.engine.llm",
@@ -67,10 +66,10 @@ _PLACES = {
     "PoolingParams": "ridgeline.engine.vllm.params",
     "SamplingParams": "ridgeline.engine.vllm.params",
     "StructuredOutputsParams": "ridgeline.core.structured",
-    "TextPrompt": "ridgeline.engine.vllm.prompts",
-    "TokensPrompt": "ridgeline.engine.vllm.prompts",
+    "TextPrompt": "ridgeline.engine.vllm.params",
+    "TokensPrompt": "ridgeline.engine.vllm.params",
     "Vector": "ridgeline.engine.vllm.metrics",
-    "print_embeddings": "ridgeline.engine.vectors",
+    "print_embeddings": "ridgeline.engine.outputs",
 }
 
 

@@ -13,7 +13,7 @@ from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.backends.vectors import pooled, tanh
 from ridgeline.core.params import POOLINGS, SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.engine.vectors import cosine, shaped
+from ridgeline.engine.outputs import cosine, shaped
 from tests.tiny import ARCHS, checkpoint, new_setup
 
 States = NDArray[np.float32]

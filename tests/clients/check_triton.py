@@ -19,7 +19,7 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 
 MODEL = os.environ["RIDGELINE_MODEL"]
 PROMPT = "The capital of France is"

@@ -13,7 +13,7 @@ import pytest
 
 from ridgeline import LLM
 from ridgeline.core.step import StepOutput
-from ridgeline.engine.running.interrupts import Interrupts
+from ridgeline.engine.requests import Interrupts
 from tests.engine.test_llm import GREEDY, assert_idle, write_model
 
 
@@ -101,7 +101,7 @@ def test_who_ignores_it_goes_on_ignoring() -> None:
 def test_who_dies_of_it_dies_behind_the_step() -> None:
     program = """
 import signal
-from ridgeline.engine.running.interrupts import Interrupts
+from ridgeline.engine.requests import Interrupts
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 interrupts = Interrupts()
 with interrupts:

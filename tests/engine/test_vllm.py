@@ -29,7 +29,7 @@ from ridgeline import (
     Vector,
     print_embeddings,
 )
-from ridgeline.engine.running import requests
+from ridgeline.engine import requests
 from ridgeline.engine.setup.progress import count_lines
 from ridgeline.engine.vllm.options import taken
 from tests.engine.test_llm import GREEDY, assert_idle, model  # noqa: F401  (a fixture)

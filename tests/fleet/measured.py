@@ -250,7 +250,7 @@ def main() -> None:
 
 
 def _smollm2() -> str:
-    from ridgeline.engine.setup.locate import locate
+    from ridgeline.engine.setup.home import locate
 
     return str(locate("smollm2").path)
 

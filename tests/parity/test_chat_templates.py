@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.hub.find import find_model
 from ridgeline.text.template.chat import ChatTemplate

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ridgeline import LLM
-from ridgeline.engine.vectors import cosine
+from ridgeline.engine.outputs import cosine
 from tests.parity.tiny import torch, transformers
 from tests.parity.tiny_encoders import word_tokenizer, write_steps
 from tests.real_models import real_model

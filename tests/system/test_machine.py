@@ -266,7 +266,7 @@ def test_a_file_for_others_has_the_mode_that_umask_leaves_and_a_replaced_one_its
 def test_a_user_that_nobody_knows_needs_nothing_but_ridgelines_directory(tmp_path: Path) -> None:
     code = (
         "import os\n"
-        "from ridgeline.engine.setup.locate import stores\n"
+        "from ridgeline.engine.setup.home import stores\n"
         "from ridgeline.model.hub.fetch.index import read_settings\n"
         "os.setuid(54321)\n"
         "print(stores().home)\n"

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from ridgeline.engine.setup.build import new_runner
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import Report, bytes_bar, count_bar
 from ridgeline.engine.setup.resolve import resolve

@@ -2,10 +2,17 @@
 
 It decides nothing about scheduling and computes nothing: prompts become token ids, the engine runs
 step by step in the caller's thread, events become outputs.
+
+An engine that has nothing to do can give its memory back, until the next request. At level 1 it
+forgets its prefix cache and gives back what the cache, states and scratch memory take. At level 2
+weights go too, as far as they are mapped from a file: the system keeps that in its own cache while
+it has room, and reads it again when a weight is needed. Nothing has to be woken: the first step
+finds zeros where nothing is to be known, and weights where they were.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -15,7 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 import numpy as np
 
 from ridgeline.backends.interface import BackendRunner
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.decoding.drafts.draft_model import DraftModel
+from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.request import Request
@@ -32,16 +41,18 @@ from ridgeline.engine.outputs import (
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    cosine,
+    paired,
+    shaped,
 )
-from ridgeline.engine.running.requests import AnyLoras, Chunks, Params, Requests, progress_bar
+from ridgeline.engine.requests import AnyLoras, Chunks, Params, Requests, progress_bar
 from ridgeline.engine.setup.build import new_engine, new_runner, new_tier, packed_folder
 from ridgeline.engine.setup.drafting import SmallModel, find_small_model, new_speculation
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.options import Options, parse_bytes
 from ridgeline.engine.setup.progress import bytes_bar, say
-from ridgeline.engine.setup.remarks.differences import start_lines
+from ridgeline.engine.setup.remarks import start_lines
 from ridgeline.engine.setup.resolve import resolve
-from ridgeline.engine.sleep import Sleep
 from ridgeline.engine.text_processor import (
     AnyPrompt,
     Message,
@@ -51,7 +62,6 @@ from ridgeline.engine.text_processor import (
     is_list,
     text_of,
 )
-from ridgeline.engine.vectors import cosine, paired, shaped
 from ridgeline.engine.vllm import params as vllm_params
 from ridgeline.engine.vllm.beams import BeamSearchOutput, BeamSearchParams, beams_of
 from ridgeline.engine.vllm.metrics import Metric, metrics_of
@@ -62,13 +72,72 @@ from ridgeline.foresight.trace.writer import TraceWriter
 from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.summary import summarise
-from ridgeline.system.machine import give_back, memory_in_use
+from ridgeline.system.machine import give_back, memory_in_use, memory_of
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ridgeline.engine.kv_disk.tier import Tier
 
+LEVELS = (1, 2)
 ContentFormat = Literal["auto", "string", "openai"]
+
+
+class Sleep:
+    """Whether an engine sleeps, and how deep.
+
+    Attributes:
+        level: 0 while it is awake.
+    """
+
+    def __init__(
+        self, engine: Engine, runners: Sequence[BackendRunner], caches: Sequence[KVCache]
+    ) -> None:
+        """Let ``engine`` sleep, whose memory ``runners`` have, that of a draft model's among them.
+
+        ``caches`` say what is in it.
+        """
+        self._engine, self._runners, self._caches = engine, runners, caches
+        self.level = 0
+
+    def begin(self, level: int = 1) -> int:
+        """Give memory back, between two steps; return how many bytes the process has less.
+
+        Raises RuntimeError while requests run, and ValueError if there is no such level or the
+        backend cannot.
+        """
+        if level not in LEVELS:
+            raise ValueError(f"level is {level!r}: 1 gives the cache back, 2 weights too")
+        self._check_idle()
+        before_bytes = memory_of(os.getpid()).resident_bytes
+        for runner in self._runners:  # one that cannot says so before anything is forgotten
+            runner.give_back(weights=level > 1)
+        self.forget()
+        if level > 1:
+            give_back()
+        if not self.level:
+            self._engine.listeners.append(self._on_record)
+        self.level = level
+        return max(0, before_bytes - memory_of(os.getpid()).resident_bytes)
+
+    def forget(self) -> None:
+        """Forget all prefixes that are in memory. Raises RuntimeError while requests run."""
+        self._check_idle()
+        for cache in self._caches:
+            cache.forget()
+
+    def _check_idle(self) -> None:
+        if num := len(self._engine.requests):  # also paused ones, of which a draft model has blocks
+            raise RuntimeError(f"{num} requests run: what they need cannot be forgotten now")
+
+    def end(self) -> None:
+        """Be awake; memory is taken again as it is needed."""
+        if self.level:
+            self.level = 0
+            self._engine.listeners.remove(self._on_record)
+
+    def _on_record(self, record: Record) -> None:
+        """Be awake: there was a request."""
+        self.end()
 
 
 class LLM:

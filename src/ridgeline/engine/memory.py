@@ -5,7 +5,7 @@ things by how much what is in use grew when they were made. What was freed meanw
 the next allocation has a line, and so have pages of files: libraries' code, and a model's file
 until all of it is converted. It shows why memory grows and does not come back: a cache is reserved
 at the start and takes memory only as its blocks are first used, a mapped file as it is first read,
-and both are given back only to sleep (``api.sleep``). It changes nothing.
+and both are given back only to sleep (``engine.llm``). It changes nothing.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ridgeline.engine.setup.locate import locate, stores
+from ridgeline.engine.setup.home import locate, stores
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.metrics import metrics_of
 from ridgeline.fleet.passed_on import PassedOn

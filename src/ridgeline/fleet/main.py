@@ -16,8 +16,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.backends import AUTO
-from ridgeline.engine.setup.home import default_home
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import default_home, locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import say
 from ridgeline.fleet.app import Router, new_app

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.planner.memory.flags import PlanFlags
 from ridgeline.planner.memory.in_words import parts_of

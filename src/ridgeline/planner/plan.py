@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.model.cost.hardware import Device
 from ridgeline.model.cost.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive

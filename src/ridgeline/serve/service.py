@@ -18,7 +18,7 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
 from ridgeline.engine import identity
 from ridgeline.engine.memory import ProcessMemory
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.model.files.summary import Summary
 from ridgeline.planner import PlanFlags

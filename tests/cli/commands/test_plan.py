@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline.cli.main import app
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.planner.memory.known_estimator import published_formula
 from ridgeline.planner.memory.model_spec import subject_of
 from tests.cli.test_main import RIDGELINE, ridgeline

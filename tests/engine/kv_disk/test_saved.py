@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.kv_disk import saved
-from ridgeline.engine.kv_disk.saved import SavedSequences
+from ridgeline.engine.kv_disk import tier
+from ridgeline.engine.kv_disk.tier import SavedSequences
 
 
 def test_the_file_that_was_saved_first_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved, "_MOST_FILES", 2)
+    monkeypatch.setattr(tier, "_MOST_FILES", 2)
     files = SavedSequences(tmp_path, "00", {})
     for number, name in enumerate("cab"):
         files.write("key", name, "tiny", b"root", [number])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine.setup.locate import stores as users_stores
+from ridgeline.engine.setup.home import stores as users_stores
 from ridgeline.model.hub.find import NotPulledError, find_model
 from ridgeline.model.hub.names import HubName, parse_hub_name
 from ridgeline.model.hub.places import Stores

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ridgeline.core.records import EngineRecord, RequestRecord
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
 from ridgeline.foresight.step_time.prompt_pieces import least_prompt_tokens
 from ridgeline.planner import PlanFlags

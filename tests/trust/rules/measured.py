@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from ridgeline import LLM
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 from ridgeline.trust.rules.kinds import KINDS
 from ridgeline.trust.text_rules.answer import TextRule, TextRules, screened
 from ridgeline.trust.text_rules.patterns import TextPattern

@@ -11,7 +11,7 @@ from typing import Any
 
 from ridgeline.bench.claims.stage import ClaimRequest, LoadSizes, RunCounts, Ways, counted
 from ridgeline.core.params import SamplingParams
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.planner import PlanFlags

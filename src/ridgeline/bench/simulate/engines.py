@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, replace
 from ridgeline.core.decoding.policies import POLICIES
 from ridgeline.core.records import EngineRecord
 from ridgeline.engine.calibration.known import all_known
-from ridgeline.engine.setup.home import default_home
-from ridgeline.engine.setup.locate import locate, stores
+from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.foresight.step_time.calibration import Calibration

@@ -21,10 +21,8 @@ from threadpoolctl import threadpool_info
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.bench.gpu.parts import PARTS, Finding, measure
-from ridgeline.engine.calibration.kept import all_of, unreadable
-from ridgeline.engine.calibration.measured_roof import measure_kept_roof
-from ridgeline.engine.setup.home import why_unwritable
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.calibration.kept import all_of, measure_kept_roof, unreadable
+from ridgeline.engine.setup.home import stores, why_unwritable
 from ridgeline.engine.setup.progress import count_bar
 from ridgeline.engine.setup.terminal import table_of
 from ridgeline.foresight.step_time.calibration import Calibration

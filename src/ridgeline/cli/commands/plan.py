@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ridgeline.cli.choices import show_choices, show_purchases, show_spot
 from ridgeline.cli.flags import UsageError, flags
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.engine.setup.terminal import console, table_of_numbers
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan

@@ -16,7 +16,7 @@ from ridgeline.engine.quantise.imatrix import read_imatrix, write_imatrix
 from ridgeline.engine.quantise.job import QuantisedFile, QuantiseOptions, quantise_file
 from ridgeline.engine.quantise.source import SourceFile, additions, read_directory, read_source
 from ridgeline.engine.quantise.targets import PLAIN, TARGETS
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.engine.setup.terminal import console, table_of
 from ridgeline.model.files.gguf.parts import part_paths

@@ -19,8 +19,7 @@ from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.flags import UsageError
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.engine.calibration.known import known
-from ridgeline.engine.setup.home import default_home
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import default_home, locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.engine.setup.terminal import console, table_of_numbers

@@ -25,8 +25,7 @@ def stage(
     from ridgeline.backends.cpu import join_stage
     from ridgeline.backends.interface import BackendContext
     from ridgeline.engine.setup.build import packed_folder
-    from ridgeline.engine.setup.home import default_home
-    from ridgeline.engine.setup.locate import locate
+    from ridgeline.engine.setup.home import default_home, locate
     from ridgeline.model.files.checkpoint import load_checkpoint
     from ridgeline.system.machine import usable_cpus
 

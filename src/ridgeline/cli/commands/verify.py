@@ -10,8 +10,7 @@ import typer
 
 from ridgeline.cli.flags import UsageError
 from ridgeline.engine.setup.build import packed_folder
-from ridgeline.engine.setup.home import default_home
-from ridgeline.engine.setup.locate import locate, stores
+from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.progress import say
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.hub.find import find_model

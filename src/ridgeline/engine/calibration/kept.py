@@ -2,13 +2,14 @@
 
 A file is written whole or not at all, and passes the reader's check first. One that is damaged, or
 of another version, is passed over, and replaced when the model is measured again; ``doctor`` says
-so.
+so. The roof is measured with the CPU backend's own kernels.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 from ridgeline.foresight.step_time.calibration import Calibration, parse_calibration
 from ridgeline.foresight.step_time.roof import KeptRoof, parse_roof, roof_file_name
 from ridgeline.system.machine import processor_name, usable_cpus, write_whole
+
+Report = Callable[[int, int], None]
 
 
 def calibration_path(home: Path, calibration: Calibration) -> Path:
@@ -97,3 +100,17 @@ def _write(path: Path, text: str) -> None:
 
 def _files(home: Path) -> list[Path]:
     return sorted((home / "calibration").glob("*.json"))
+
+
+def measure_kept_roof(home: Path, report: Report = lambda done, total: None) -> KeptRoof:
+    """Measure with all threads in about ten seconds, and keep it in ``home``. Raises OSError."""
+    from ridgeline.backends.cpu import measure_roof  # compiles kernels
+
+    roof = measure_roof(usable_cpus(), report)
+    one, many = (
+        {name: rate for name, rate in asdict(rates).items() if rate is not None}
+        for rates in (roof.one_thread, roof.all_threads)
+    )
+    kept = KeptRoof(processor_name(), roof.num_threads, round(time.time(), 3), one, many)
+    save_roof(home, kept)
+    return kept

@@ -1,27 +1,34 @@
-"""A model as it is to be written again: its tensors, and where the engine's matrices lie."""
+"""A model as it is to be written again: tensors, where the engine's matrices lie, and texts.
+
+What a GGUF file says of texts: tokens, which ones begin and end them, a template.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.engine.quantise.text_keys import text_keys
 from ridgeline.model.files.adapters import AdapterWeights, Base, read_adapter
-from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import eos_ids_of, load_checkpoint
 from ridgeline.model.files.conversion import as_gguf
 from ridgeline.model.files.conversion.row_numbers import numbered, numbers_of
 from ridgeline.model.files.directory.folder import Folder
+from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families import model_from_config, model_from_gguf
 from ridgeline.model.files.gguf.file import stored_keys
 from ridgeline.model.files.gguf.parts import part_paths, read_gguf_parts
 from ridgeline.model.files.gguf.write import stored
 from ridgeline.model.files.safetensors_dir import read_weights
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor
+from ridgeline.text.of_checkpoint import tokenizer_of
+from ridgeline.text.tokenizers.gguf_keys import gguf_vocabulary
+from ridgeline.text.tokenizers.tokenizer import Tokenizer, read_spec
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -149,4 +156,59 @@ def additions(path: Path, source: SourceFile) -> dict[str, list[Added]]:
                 f"{path}: it adapts {name!r}, which cannot be merged into this file"
             )
         found.setdefault(place.name, []).append(Added(place.rows, part.a, part.b))
+    return found
+
+
+def text_keys(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
+    """Return keys and values that make of a file's reader the same tokenizer and template.
+
+    ``architecture`` is GGUF's name of the model's.
+
+    Raises:
+        ModelFileError: no GGUF file can say it.
+    """
+    assert isinstance(checkpoint.tokenizer, Path)
+    spec, own = read_spec(checkpoint.tokenizer), tokenizer_of(checkpoint)
+
+    def loaded(keys: Mapping[str, Any]) -> Tokenizer:
+        known = {"general.architecture": architecture, **keys}
+        return tokenizer_of(replace(checkpoint, tokenizer=known))
+
+    try:
+        values = gguf_vocabulary(spec, own, loaded, checkpoint.arch.vocab_size)
+    except ModelFileError as error:
+        raise ModelFileError(f"{checkpoint.path}: {error}") from None
+    bos, begin = checkpoint.bos_id, checkpoint.begin_ids
+    if begin not in ((), (bos,)) or own.end_ids:
+        raise ModelFileError(
+            f"{checkpoint.path}: its texts begin with the tokens {list(begin)} and end with "
+            f"{list(own.end_ids)}; GGUF files of decoders can say one token, in front"
+        )
+    values["general.name"] = checkpoint.path.resolve().name
+    values["tokenizer.ggml.add_bos_token"] = bool(begin)
+    if bos is not None:
+        values["tokenizer.ggml.bos_token_id"] = bos
+    if checkpoint.chat_template is not None:
+        values["tokenizer.chat_template"] = checkpoint.chat_template
+    if checkpoint.tool_template is not None:
+        values["tokenizer.chat_template.tool_use"] = checkpoint.tool_template
+    return values | _ends(checkpoint, values)
+
+
+def _ends(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of tokens that end an answer, but for those that any reader takes for ends.
+
+    Raises ModelFileError: there are more than keys.
+    """
+    found: dict[str, Any] = {}
+    roles = iter(("eos", "eot", "eom"))
+    for token in checkpoint.eos_ids:
+        facts = Facts(values | found, str(checkpoint.path))
+        if found and token in eos_ids_of(facts, checkpoint.arch.vocab_size):
+            continue
+        role = next(roles, None)
+        if role is None:
+            facts.fail(f"{len(checkpoint.eos_ids)} tokens end an answer, more than a GGUF file can "
+                       f"say: shorten eos_token_id in generation_config.json")  # fmt: skip
+        found[f"tokenizer.ggml.{role}_token_id"] = token
     return found

@@ -13,7 +13,7 @@ from ridgeline.core.decoding.drafts.pace import Pace
 from ridgeline.core.decoding.drafts.suffix import SuffixLookup
 from ridgeline.core.scheduling.speculate import Drafter, Speculation
 from ridgeline.core.step import Runner
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.engine.setup.speculative import SpeculativeConfig, parse_speculative

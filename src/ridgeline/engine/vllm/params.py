@@ -1,11 +1,28 @@
-"""The parameters as programs use them: made, copied, and changed afterwards, as vLLM's are."""
+"""Prompts and parameters as programs use them, by vLLM's names.
+
+Parameters are made, copied, and changed afterwards. Any dictionary with a prompt's keys will do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypedDict
 
 from ridgeline.core.params import SamplingParams as FrozenParams
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
 
 _NAMES = tuple(field.name for field in fields(FrozenParams))
 

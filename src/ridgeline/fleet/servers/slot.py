@@ -13,7 +13,7 @@ from typing import Any
 
 from ridgeline.backends import BACKENDS
 from ridgeline.engine.adapters import read_adapters, room_for
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.options import Options, guard_options
 from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.fleet.servers.worker import Worker

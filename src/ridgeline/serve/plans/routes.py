@@ -22,7 +22,7 @@ from pydantic import Field, create_model
 from starlette.responses import Response
 from starlette.types import Receive
 
-from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.workload import parse_length
 from ridgeline.model.cost.format_bytes import FORMATS, KV_BYTES
 from ridgeline.model.cost.hardware import Device

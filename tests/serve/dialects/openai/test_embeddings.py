@@ -12,7 +12,7 @@ import pytest
 from openai import BadRequestError
 
 from ridgeline import LLM
-from ridgeline.engine.vectors import cosine
+from ridgeline.engine.outputs import cosine
 from ridgeline.serve.dialects.openai.documented import EmbeddingList, Reranked, Scored
 from tests.serve.serving import Served, serving
 from tests.waiting import eventually

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from ridgeline.engine.vectors import shaped
+from ridgeline.engine.outputs import shaped
 from ridgeline.serve.aliases import Alias
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.dialects.documented import TEXT_ERRORS, documented

@@ -1,12 +1,22 @@
-"""From prompts to requests in an engine, and from its events to what users of the API get."""
+"""From prompts to requests in an engine, and from its events to what users of the API get.
+
+The steps run in the threads that wait for answers: whichever has nothing to read runs the next one,
+for the requests of all threads. Ctrl-C is heard between steps, as half a commit would leave an
+inconsistent state.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from threading import RLock
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
 
 from ridgeline.core.decoding.search import check_search
 from ridgeline.core.decoding.text import TextStream
@@ -24,14 +34,145 @@ from ridgeline.engine.outputs import (
     completions,
     refused,
 )
-from ridgeline.engine.running.loop import Events, Loop
 from ridgeline.engine.setup.progress import count_bar
 from ridgeline.engine.text_processor import TextProcessor, cut
 from ridgeline.engine.vllm.params import frozen
 
+Events = Generator[tuple[int, Event], None, None]  # which of the requests, and what of it
+R = TypeVar("R")
+_BEGUN = (-1, Event((-1, -1), None, "", None, None, None, None))
 Chunks = Generator[Chunk, None, None]
 Params = SamplingParams | Sequence[SamplingParams] | None
 AnyLoras = AnyLora | Sequence[AnyLora]
+
+
+class Interrupts:
+    """Keeps SIGINT back from ``hold`` to ``release``, and otherwise passes it on at once.
+
+    The handler stays from step to step: changing it twice in each step takes a twentieth of the
+    time that a small model needs for one token (docs/log). May be entered again, and in any thread;
+    it does something only in the main one, where signals arrive. One thread at a time may hold. A
+    handler that other code sets meanwhile stays.
+    """
+
+    def __init__(self) -> None:
+        """Do nothing yet."""
+        self._num_entered = 0
+        self._counting = threading.Lock()
+        self._is_held = self._is_pending = False
+        self._before: object = None  # whose handler it was; None while it is not ours
+
+    def __enter__(self) -> None:
+        with self._counting:
+            self._num_entered += 1
+        if self._before is None and threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._receive) or signal.SIG_DFL
+
+    def __exit__(self, *error: object) -> None:
+        with self._counting:
+            self._num_entered -= 1
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._num_entered == 0 and is_main and self._before is not None:
+            if signal.getsignal(signal.SIGINT) == self._receive:
+                signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+            self._before = None
+
+    def hold(self) -> None:
+        """From now on keep the signal back."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Pass on a signal that came meanwhile, to the handler that is set now."""
+        self._is_held = False
+        if self._is_pending:
+            self._is_pending = False
+            signal.raise_signal(signal.SIGINT)
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        if self._is_held:
+            self._is_pending = True
+        elif callable(self._before):
+            self._before(signum, frame)
+        elif self._before == signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
+
+
+class Loop:
+    """An engine that several threads may ask at the same time: their requests share steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Run ``engine``, which nothing else may step."""
+        self.engine = engine
+        self._interrupts = Interrupts()
+        self._inboxes: dict[int, deque[Event]] = {}  # events by request, until they are taken
+        # Around the engine and the inboxes. A forgotten stream may end in the thread that has it.
+        self._lock = RLock()
+
+    def submit(
+        self,
+        adds: Mapping[int, Callable[[], int]],
+        refuse: Callable[[int, ValueError], None],
+    ) -> dict[int, Request]:
+        """Queue requests, each by what adds it to the engine; return those that are queued.
+
+        ``refuse`` is told of one that can never run. If it raises, no request is queued.
+        """
+        requests: dict[int, Request] = {}
+        with self._lock:
+            try:
+                for i, add in adds.items():
+                    try:
+                        requests[i] = self.engine.requests[add()]
+                    except ValueError as error:
+                        refuse(i, error)
+            except BaseException:
+                for request in requests.values():
+                    self.engine.abort(request.id)
+                raise
+            self._inboxes |= {request.id: deque() for request in requests.values()}
+        return requests
+
+    def alone(self, work: Callable[[], R]) -> R:
+        """Return what ``work`` returns, between two steps."""
+        with self._lock:
+            return work()
+
+    def events(self, requests: Mapping[int, Request], load: Load) -> Events:
+        """Run the engine until these requests have ended; others keep their events."""
+        events = self._run(requests, load)
+        next(events)  # begun, it ends its requests when closed or forgotten; else it would not
+        return events
+
+    def _run(self, requests: Mapping[int, Request], load: Load) -> Events:
+        try:
+            with self._interrupts:
+                yield _BEGUN
+                while self._await_events(requests, load):
+                    for i, request in requests.items():
+                        inbox = self._inboxes[request.id]
+                        while inbox:
+                            yield i, inbox.popleft()
+        finally:
+            with self._lock:
+                for request in requests.values():
+                    self.engine.abort(request.id)
+                    del self._inboxes[request.id]
+
+    def _await_events(self, requests: Mapping[int, Request], load: Load) -> bool:
+        """Have events in an inbox of these requests; return False when all have ended."""
+        with self._lock:
+            if any(self._inboxes[request.id] for request in requests.values()):
+                return True
+            if all(request.is_finished for request in requests.values()):
+                return False
+            self._interrupts.hold()
+            try:
+                for event in self.engine.step(load):
+                    self._inboxes[event.seq_id[0]].append(event)
+            finally:
+                self._interrupts.release()
+            return True
 
 
 class Submitted(NamedTuple):

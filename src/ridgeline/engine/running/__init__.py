@@ -1,1 +1,0 @@
-"""Requests of the Python API on their way through the engine, in the threads that wait for them."""

@@ -1,1 +1,0 @@
-"""What a start says of a model before its first answer."""
