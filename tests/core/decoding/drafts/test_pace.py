@@ -41,3 +41,13 @@ def test_a_step_that_was_not_begun_says_nothing() -> None:
         pace.note_step(1, 3, 1.0)
         pace.note_step(1, 3, 1000.0)
     assert pace.begin(1) == MOST
+
+
+def test_no_prompt_is_caught_up_with_where_drafts_save_nothing() -> None:
+    pace = in_its_trial()
+    for _ in range(3):
+        assert pace.begin(1) == 2
+        pace.note_step(1, 3, 50.0)
+    assert pace.begin(1) == 0
+    assert not pace.may_catch_up(100, num_generated=10_000, num_left=10_000)
+    assert pace.may_catch_up(4, num_generated=10_000, num_left=10_000), "so few are always behind"
