@@ -22,8 +22,7 @@ from ridgeline.backends import BACKENDS
 from ridgeline.cli.flags import UsageError
 from ridgeline.cli.help import App
 from ridgeline.engine.setup.build import packed_folder
-from ridgeline.engine.setup.home import default_home
-from ridgeline.engine.setup.locate import locate, stores
+from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.options import Options, guard_options
 from ridgeline.engine.setup.progress import say
 from ridgeline.engine.setup.resolve import resolve

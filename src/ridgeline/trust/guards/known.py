@@ -12,8 +12,8 @@ from typing import Any
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Event
+from ridgeline.engine.outputs import cosine
 from ridgeline.engine.text_processor import TextProcessor
-from ridgeline.engine.vectors import cosine
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.engine.request_stream import ClientGone, RequestStream, StreamError
 from ridgeline.serve.http.turns import Turns

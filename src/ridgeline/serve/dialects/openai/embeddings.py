@@ -20,7 +20,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request as EngineRequest
 from ridgeline.core.step import Event, FinishReason
-from ridgeline.engine.vectors import cosine, paired, shaped
+from ridgeline.engine.outputs import cosine, paired, shaped
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.dialect import OPENAI
 from ridgeline.serve.answer.protocol import EACH, TextOrIds

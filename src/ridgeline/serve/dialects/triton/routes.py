@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from ridgeline.engine.vectors import shaped
+from ridgeline.engine.outputs import shaped
 from ridgeline.serve.answer.dialect import Dialect
 from ridgeline.serve.answer.reply import RawBody
 from ridgeline.serve.dialects.documented import TEXT_ERRORS, documented
