@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.quality import REFERENCE, measure, texts, windows
-from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
