@@ -7,7 +7,7 @@ from dataclasses import replace
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.remarks import start_lines
 from ridgeline.engine.setup.resolve import resolve
-from tests.engine.setup.remarks.test_conversion import with_blocks
+from tests.engine.setup.test_conversion import with_blocks
 from tests.tiny import ARCHS, checkpoint
 
 
