@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.model.shape.latent import Latent
-from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, Rope
 
 Floats = NDArray[np.float64]
 # As V2-Lite, and as V3: there are 4 heads in one group, and 6 in two.

@@ -53,14 +53,13 @@ SCHEDULER, POLICIES, ENGINE = (
     "core/scheduling/policies.py",
     "core/engine.py",
 )
-OTHER_POLICIES = "core/decoding/policies.py"
 QUEUES, FOLD, ADMISSION = (
     "core/scheduling/queues.py",
     "core/fold.py",
     "core/scheduling/admission.py",
 )
 STATES = "core/cache/states.py"
-BEAMS, CONTRASTIVE = "core/decoding/beams.py", "core/decoding/contrastive.py"
+SEARCH = "core/decoding/search.py"
 PARAMS, TEXT = "core/params.py", "core/decoding/text.py"
 SPECULATE, LOOKUP = "core/scheduling/speculate.py", "core/decoding/drafts/lookup.py"
 DEPTH, SUFFIX = "core/decoding/drafts/depth.py", "core/decoding/drafts/suffix.py"
@@ -246,7 +245,7 @@ MUTANTS = (
            "ignore_eos is ignored"),
     Mutant(REQUEST, "(seed + i * _SEED_STRIDE)", "(seed)",
            "all answers are the same"),
-    Mutant(OTHER_POLICIES, "for seq in running or waiting:", "for seq in (*running, *waiting):",
+    Mutant(POLICIES, "for seq in running or waiting:", "for seq in (*running, *waiting):",
            "static is orca"),
     Mutant(POLICIES, "if seq.num_pending == 1]", "if seq.num_pending <= 2]",
            "a sequence is wished for twice"),
@@ -367,13 +366,13 @@ MUTANTS = (
            "the fork of a preempted beam runs without being admitted"),
     Mutant(REQUEST, "params.num_seqs if self.search else 1", "1",
            "beams have no slots when they fork"),
-    Mutant(BEAMS, "place >= self._width and (ends or ", "(ends and place > 99) or (",
+    Mutant(SEARCH, "place >= self._width and (ends or ", "(ends and place > 99) or (",
            "an answer may end at any place"),
-    Mutant(BEAMS, "enumerate(self._sorted(ranked, length))", "enumerate(self._sorted(ranked, 99))",
+    Mutant(SEARCH, "enumerate(self._sorted(ranked, length))", "enumerate(self._sorted(ranked, 99))",
            "min_tokens is ignored"),
-    Mutant(BEAMS, "        if self._early_stopping is True:\n            return True\n", "",
+    Mutant(SEARCH, "        if self._early_stopping is True:\n            return True\n", "",
            "with early stopping a full search goes on"),
-    Mutant(BEAMS, "best <= self._complete[-1].score", "best < self._complete[-1].score",
+    Mutant(SEARCH, "best <= self._complete[-1].score", "best < self._complete[-1].score",
            "an equal beam keeps a search alive"),
     Mutant(DRAFT_MODEL, "while same < end and shadow.tokens[same] == seq.tokens[same]:",
            "while same < end:", "what an answer did not take of a guess stays in the cache"),
@@ -385,9 +384,9 @@ MUTANTS = (
            "each answer to a prompt computes it again"),
     Mutant(PACE, "chance *= self._chance", "chance *= 1",
            "a guess is as likely right far ahead as near"),
-    Mutant(CONTRASTIVE, "- alpha * similarity", "+ alpha * similarity",
+    Mutant(SEARCH, "- alpha * similarity", "+ alpha * similarity",
            "what repeats the text is preferred"),
-    Mutant(CONTRASTIVE, "top = tuple(ranked[place]", "top = tuple(ranked[0]",
+    Mutant(SEARCH, "top = tuple(ranked[place]", "top = tuple(ranked[0]",
            "logprobs are those behind another candidate"),
     Mutant(FOLD, "        queues.swap(chosen, beams[0])\n", "",
            "a settled token leaves the answer in another beam's place"),

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.interface import Setup
 from ridgeline.model.files.tensors import Checkpoint, Tensor
-from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch, Rope
 from tests.latent import LAYERS as LATENT_LAYERS
 from tests.latent import latent_attention
 from tests.plain_network import act, network, norm_of

@@ -17,7 +17,7 @@ import numpy as np
 from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.rope.scaling import rope_from_config
 from ridgeline.model.files.rope.tables import cos_and_sin, rope_tables
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import Rope
 
 PATH = Path(__file__).resolve().parent.parent / "tests" / "data" / "rope_tables.json"
 HEAD_DIM, MAX_MODEL_LEN = 128, 4096

@@ -18,11 +18,10 @@ from ridgeline.backends import cpu, reference
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference.recurrent import Floats, Recurrence, mix
 from ridgeline.backends.reference.runner import ReferenceRunner
-from ridgeline.core.decoding.policies import Static
 from ridgeline.core.decoding.search import new_search
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.scheduling.policies import Policy, SplitFuse
+from ridgeline.core.scheduling.policies import Policy, SplitFuse, Static
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput, TokenLogprobs
 from tests.backends.reference.test_runner import (

@@ -12,13 +12,13 @@ from typing import Any
 
 from ridgeline.core.cache.kvcache import KVCache, hash_block
 from ridgeline.core.cache.states import StateSlots
-from ridgeline.core.decoding.policies import POLICIES as by_name
 from ridgeline.core.decoding.search import new_search
 from ridgeline.core.engine import Engine
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.request import NO_ADAPTER, Adapter, Request, Sequence
+from ridgeline.core.scheduling.policies import POLICIES as by_name
 from ridgeline.core.scheduling.policies import Load, Policy, Queue, Wish
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Guess, Speculation

@@ -8,11 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from ridgeline.core.decoding.policies import Static
 from ridgeline.core.fold import abort
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
-from ridgeline.core.scheduling.policies import Load, Queue, SplitFuse, Wish
+from ridgeline.core.scheduling.policies import Load, Queue, SplitFuse, Static, Wish
 from ridgeline.core.step import FinishReason
 from tests.core.harness import (
     expected,

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from ridgeline.core.cache.states import CHECKPOINT_EVERY
-from ridgeline.core.decoding.policies import Orca
 from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
-from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
+from ridgeline.core.scheduling.policies import Load, Orca, Policy, SplitFuse
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import Replay, replay

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from ridgeline.core.decoding.policies import Orca
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.scheduling.policies import Policy, SplitFuse
+from ridgeline.core.scheduling.policies import Orca, Policy, SplitFuse
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, SeqId
 from tests.core.harness import (

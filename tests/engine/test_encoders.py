@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.decoding.policies import Orca
+from ridgeline.core.scheduling.policies import Orca
 from ridgeline.model.files.safetensors_dir import load_directory
 from ridgeline.model.files.tensors import ModelFileError
 from tests.model.files.encoders import HIDDEN, POSITIONS, write_encoder

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ridgeline.text import child
-from ridgeline.text.template.renderer import Renderer
+from ridgeline.text.template.chat import Renderer
 from tests.engine.test_llm import HELLO, write_model
 from tests.serve.serving import serving
 from tests.waiting import eventually, started

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ridgeline.text.grammar.grammars import Grammars, Source
 from ridgeline.text.json_schema import written
-from ridgeline.text.json_schema.formats import FORMATS
+from ridgeline.text.json_schema.shapes import FORMATS
 from tests.text.grammar.test_grammars import EOS, Bytes
 from tests.text.test_json_schema_pairs import accepts
 

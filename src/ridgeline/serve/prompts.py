@@ -28,7 +28,7 @@ from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_model import contradiction
 from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.observe.metrics import Metrics
-from ridgeline.text.grammar.error import NotKept
+from ridgeline.text.grammar import NotKept
 from ridgeline.text.messages.message import MessageForm
 from ridgeline.text.messages.tools import ToolUse
 

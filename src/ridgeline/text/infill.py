@@ -1,9 +1,9 @@
 """Fill in the middle: the prompt that asks a model for what stands between two texts.
 
-A model trained for it knows tokens that mark prefix, suffix and middle (Bavarian et al., 2022).
-The prompt is prefix, suffix, middle, so that the answer follows the text before the cursor. Some
-models also mark the files of a repository (Hui et al., Qwen2.5-Coder, 2024). Text and token ids
-only: this module knows nothing of requests and weights.
+A model trained for it knows tokens that mark prefix, suffix and middle (Bavarian et al., 2022): its
+tokenizer takes them for control tokens. The prompt is prefix, suffix, middle, so that the answer
+follows the text before the cursor. Some models also mark the files of a repository (Hui et al.,
+Qwen2.5-Coder, 2024). Text and token ids only: this module knows nothing of requests and weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.text.tokenizers.tokenizer import Tokenizer
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 # How vocabularies spell the tokens around prefix, suffix and middle. Each model has one set.
 _SPELLINGS = (
@@ -182,3 +183,21 @@ def _context(
     if not parts:
         return [], 0
     return [*frame, *(i for part in parts for i in part), *ending], len(parts)
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """Return the tokenizer; control tokens are also those that templates or infilling name.
+
+    Raises:
+        ModelFileError: damaged, hostile or not supported; the message says what.
+    """
+    return load_tokenizer(
+        checkpoint.tokenizer,
+        checkpoint.bos_id,
+        checkpoint.begin_ids,
+        checkpoint.end_ids,
+        checkpoint.eos_ids,
+        named_in=" ".join(
+            (FIM_SPELLINGS, checkpoint.chat_template or "", checkpoint.tool_template or "")
+        ),
+    )

@@ -16,7 +16,7 @@ from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.model.files.tensors import Checkpoint
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import Rope
 from tests.kept_kernels import KERNELS
 from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint, new_setup, random_arrays
 

@@ -14,8 +14,7 @@ from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference.runner import ReferenceRunner
-from ridgeline.core.decoding.policies import Static
-from ridgeline.core.scheduling.policies import Policy, SplitFuse
+from ridgeline.core.scheduling.policies import Policy, SplitFuse, Static
 from ridgeline.core.step import Step
 from ridgeline.serve.engine.async_engine import BisectingRunner
 from tests.backends.reference.test_runner import TOKENS, step, work

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.decoding.beams import Beams
-from ridgeline.core.decoding.search import check_search
+from ridgeline.core.decoding.search import Beams, check_search
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.structured import StructuredOutputsParams
 

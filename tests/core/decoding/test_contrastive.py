@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.decoding.contrastive import Contrastive
-from ridgeline.core.decoding.search import check_search
+from ridgeline.core.decoding.search import Contrastive, check_search
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Candidates
 from tests.core.decoding.test_beams import CHANGES, FORM, refused

@@ -7,11 +7,10 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.decoding.policies import Orca
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.request import Sequence
-from ridgeline.core.scheduling.policies import Load, SplitFuse
+from ridgeline.core.scheduling.policies import Load, Orca, SplitFuse
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import SeqId, Wait
 from tests.core.harness import (

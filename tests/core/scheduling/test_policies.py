@@ -6,9 +6,8 @@ import inspect
 
 import pytest
 
-from ridgeline.core.decoding.policies import Orca, Static
 from ridgeline.core.request import Sequence
-from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
+from ridgeline.core.scheduling.policies import Load, Orca, Policy, SplitFuse, Static
 from tests.core.harness import POLICIES, make_request
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.core.decoding.policies import Orca, Static
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Status
-from ridgeline.core.scheduling.policies import Policy
+from ridgeline.core.scheduling.policies import Orca, Policy, Static
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import FinishReason, StepOutput, TokenLogprobs, TokenRules, Wait
 from tests.core.harness import YoungestFirst, make_request, make_scheduler, run_step, sizes_of

@@ -13,8 +13,7 @@ from ridgeline.backends.cuda import gate
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.bench.simulate.engines import settings_of
-from ridgeline.core.decoding.policies import POLICIES, Orca, Static
-from ridgeline.core.scheduling.policies import SplitFuse
+from ridgeline.core.scheduling.policies import POLICIES, Orca, SplitFuse, Static
 from ridgeline.engine.setup import resolve as resolving
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options, parse_bytes

@@ -14,8 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ridgeline.model.cost import costs
-from ridgeline.model.shape.model import Attention, Layer, Mlp, ModelArch
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import Attention, Layer, Mlp, ModelArch, Rope
 from tests.tiny import BY_LAYER
 
 _ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=6, rope=Rope(theta=1e4, dim=6))

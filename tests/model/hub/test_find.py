@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.engine.setup.home import stores as users_stores
 from ridgeline.model.hub.find import NotPulledError, find_model
-from ridgeline.model.hub.names import HubName, parse_hub_name
+from ridgeline.model.hub.library import HubName, parse_hub_name
 from ridgeline.model.hub.places import Stores
 from ridgeline.model.hub.pull import pull
 from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES, packaged

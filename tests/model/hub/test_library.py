@@ -10,8 +10,7 @@ import pytest
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.hub.fetch.index import Settings
 from ridgeline.model.hub.find import NotPulledError, find_model
-from ridgeline.model.hub.library import hub_names, library, row_of
-from ridgeline.model.hub.names import HubName, parse_hub_name
+from ridgeline.model.hub.library import HubName, hub_names, library, parse_hub_name, row_of
 from ridgeline.model.hub.places import Stores
 from ridgeline.model.hub.pull import pull
 from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES

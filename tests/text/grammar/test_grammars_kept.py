@@ -17,8 +17,7 @@ import pytest
 
 from ridgeline.system.machine import give_back, memory_in_use, memory_of
 from ridgeline.text.child import NUM_PROCESSES
-from ridgeline.text.grammar import grammars
-from ridgeline.text.grammar.error import GrammarError, NotKept
+from ridgeline.text.grammar import GrammarError, NotKept, grammars
 from ridgeline.text.grammar.grammars import Grammars, GrammarState, Source
 from tests.text.grammar.test_grammars import EOS, Bytes, after, allowed
 from tests.waiting import PATIENCE_S, eventually

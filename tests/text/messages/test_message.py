@@ -11,8 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ridgeline.core.step import Event, FinishReason
-from ridgeline.text.messages.calls import is_text
-from ridgeline.text.messages.json_scan import JsonScan
+from ridgeline.text.messages.calls import JsonScan, is_text
 from ridgeline.text.messages.message import (
     REASONINGS,
     AnswerReader,

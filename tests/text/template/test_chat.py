@@ -245,7 +245,7 @@ def test_templates_that_fail(source: str | None, message: str) -> None:
 
 def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two pieces of its output or inside of one expression; and a new one takes over."""
-    monkeypatch.setattr("ridgeline.text.template.renderer._MAX_CPU_S", 0.3)
+    monkeypatch.setattr("ridgeline.text.template.chat._MAX_CPU_S", 0.3)
     doubling = "{% set a = namespace(x=[1]) %}" + "{% set a.x = [a.x, a.x] %}" * 40
     for bomb in (
         "{% for a in messages %}{% for b in messages %}{{ 1 }}{% endfor %}{% endfor %}",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from ridgeline.core.decoding.policies import POLICIES
 from ridgeline.core.records import EngineRecord
+from ridgeline.core.scheduling.policies import POLICIES
 from ridgeline.engine.calibration.known import all_known
 from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.options import Options

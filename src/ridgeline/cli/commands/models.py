@@ -31,7 +31,7 @@ from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.families import GGUF_FAMILIES, HF_FAMILIES, Family
 from ridgeline.model.files.summary import summarise
 from ridgeline.model.files.tensors import Checkpoint
-from ridgeline.model.hub.names import parse_hub_name
+from ridgeline.model.hub.library import parse_hub_name
 from ridgeline.model.hub.places import Place, Stores
 from ridgeline.model.hub.quantisations import tag_of
 from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES
@@ -39,7 +39,7 @@ from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
 from ridgeline.planner.needs import Needs, needs_of_file
 from ridgeline.system.report import decimal_size
 from ridgeline.text.grammar.export import export_tokenizer
-from ridgeline.text.of_checkpoint import tokenizer_of
+from ridgeline.text.infill import tokenizer_of
 
 MODEL_HELP = (
     "A short name, a .gguf file, a directory, owner/name on the Hugging Face hub (perhaps "

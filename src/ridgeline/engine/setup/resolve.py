@@ -10,8 +10,7 @@ from typing import TypedDict, Unpack
 
 from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.backends.interface import Setup
-from ridgeline.core.decoding.policies import POLICIES, Orca, Static
-from ridgeline.core.scheduling.policies import Policy, SplitFuse
+from ridgeline.core.scheduling.policies import POLICIES, Orca, Policy, SplitFuse, Static
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.memory_fit import fit
 from ridgeline.engine.setup.options import Options

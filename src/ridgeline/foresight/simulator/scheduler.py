@@ -8,8 +8,8 @@ from typing import Any
 
 from ridgeline.core.cache.kvcache import KVCache, hash_block
 from ridgeline.core.cache.states import new_states
-from ridgeline.core.decoding.policies import policy_of
 from ridgeline.core.records import EngineRecord
+from ridgeline.core.scheduling.policies import policy_of
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Speculation
 

@@ -13,8 +13,8 @@ from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from ridgeline.core.decoding.policies import POLICIES
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
+from ridgeline.core.scheduling.policies import POLICIES
 from ridgeline.core.step import SeqId
 from ridgeline.foresight.simulator.replay_times import ReplayResult, asked_in, serve_again
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate

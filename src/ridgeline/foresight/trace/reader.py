@@ -18,8 +18,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ridgeline.core.decoding.policies import POLICIES
 from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
+from ridgeline.core.scheduling.policies import POLICIES
 from ridgeline.core.step import Wait
 from ridgeline.foresight.simulator.replay import params_of
 from ridgeline.foresight.typed import parse, typed

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.model.hub.library import hub_names, library, tags_of
-from ridgeline.model.hub.names import parse_hub_name
+from ridgeline.model.hub.library import hub_names, library, parse_hub_name, tags_of
 from ridgeline.model.hub.places import Stores
 from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES, packaged
 

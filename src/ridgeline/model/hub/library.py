@@ -1,9 +1,9 @@
-"""Names that people know from Ollama's library, and the repositories of the hub they stand for.
+"""Names of models as people type them: those of the hub, and those of Ollama's library.
 
-``library.csv`` has a row for each size; the first of a name is what the name alone means. A row
-says whose files they are, and whether they were checked: *page* where a stored copy of the
-repository's page was seen, *no* where the row is from memory. Where there are two repositories,
-the second is tried if the first gives nothing.
+``library.csv`` says which repositories of the hub the latter stand for. It has a row for each size;
+the first of a name is what the name alone means. A row says whose files they are, and whether they
+were checked: *page* where a stored copy of the repository's page was seen, *no* where the row is
+from memory. Where there are two repositories, the second is tried if the first gives nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,46 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from ridgeline.model.hub.names import HubName, parse_hub_name
 from ridgeline.model.hub.short_names import packaged
 
+_PREFIX = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/|hf://", re.IGNORECASE)
+# Neither part may begin with a dot: that refuses "../x" and keeps our temporary names apart.
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_REPO = re.compile(rf"({_NAME}/{_NAME})(?:@({_NAME}))?(?::({_NAME}))?")
 # "8b-instruct-q4_K_M" is a size, a kind and a quantisation.
 _QUANTISED = re.compile(r"(?P<size>[a-z0-9.]+)(?:-.*)?-(?P<format>i?q\d\w*|b?f\d\d|fp16)", re.I)
 _KIND = re.compile(r"-(?:instruct|chat|it|text|latest)$", re.I)
+
+
+class HubName(NamedTuple):
+    """A repository, which of its GGUF files, and which version of it.
+
+    Attributes:
+        repo: ``owner/name``.
+        tag: a quantisation such as Q4_K_M, or the name of a file; empty where none is given.
+        revision: a branch, a tag or a commit; empty for what is newest.
+    """
+
+    repo: str
+    tag: str
+    revision: str = ""
+
+    @property
+    def folder(self) -> str:
+        """``owner/name`` or ``owner/name@revision``: where it is kept, apart from others."""
+        return f"{self.repo}@{self.revision}" if self.revision else self.repo
+
+
+def parse_hub_name(model: str) -> HubName | None:
+    """Return what ``owner/name`` or ``owner/name:Q4_K_M`` names, None if it has another form.
+
+    ``@revision`` may follow the repository, and ``hf.co/`` or the hub's address before it.
+    """
+    text = _PREFIX.sub("", model, count=1) if _PREFIX.match(model) else model
+    match = _REPO.fullmatch(text.removesuffix("/"))
+    if match is None or match[1].lower().endswith(".gguf"):
+        return None
+    return HubName(match[1], match[3] or "", match[2] or "")
 
 
 class LibraryRow(NamedTuple):

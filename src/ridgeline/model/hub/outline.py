@@ -27,7 +27,7 @@ from ridgeline.model.hub.fetch.repos import (
     place_of,
     wanted_of,
 )
-from ridgeline.model.hub.names import HubName
+from ridgeline.model.hub.library import HubName
 
 _OF_WEIGHTS = re.compile(r"(?!consolidated)[\w-][\w.-]*\.safetensors")
 _FIRST_BYTES = 1 << 20  # a header of safetensors is rarely longer

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.model.hub.names import HubName
+from ridgeline.model.hub.library import HubName
 from ridgeline.model.hub.quantisations import gguf_models, names_of, pick
 from ridgeline.model.hub.short_names import SHORT_NAMES
 

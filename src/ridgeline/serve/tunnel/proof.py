@@ -1,6 +1,6 @@
 """How a server on another machine and a router identify each other: both prove they have a key.
 
-They speak over the link in short lines of JSON (``shared_key``).
+They speak over the link in short lines of JSON (``machine.proof``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ridgeline.system.shared_key import is_proof, proof
+from ridgeline.system.machine import is_proof, proof
 
 PATH, PROTOCOL = "/v1/fleet/join", "ridgeline-fleet"  # of the request that becomes a link
 TICKET = "x-ridgeline-link"  # its header, which proves the key before a link takes any place

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from ridgeline.text.child import BUSY_TIMES, Children
-from ridgeline.text.grammar.error import GrammarError, NotKept
+from ridgeline.text.grammar import GrammarError, NotKept
 from ridgeline.text.grammar.process import LIMITS, Vocabulary
 from ridgeline.text.json_schema import WHITESPACE
 from ridgeline.text.tokenizers.tokenizer import Tokenizer

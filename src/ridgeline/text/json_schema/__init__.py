@@ -6,7 +6,7 @@ grammar holds to is at least what the standard says; what it cannot hold to is r
 and named. Everything that becomes a schema for an answer goes through ``written``.
 """
 
-from ridgeline.text.json_schema.errors import SchemaError
+from ridgeline.text.json_schema.nodes import SchemaError
 from ridgeline.text.json_schema.writing import WHITESPACE, Written, written
 
 ANY_OBJECT = {"type": "object"}

@@ -3,24 +3,157 @@
 A value has to fit a *goal*, which is a set of places. ``SchemaReader.branches`` resolves what joins
 and chooses schemas (``$ref``, ``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if`` ...): a value fits a
 goal if it fits all leaves of one of its branches. So nothing has to be merged as text.
+
+What does not fit a schema is a schema too: for ``not``, ``if`` and ``oneOf``. What has no such
+schema may be left out where others remain: then less is allowed, never more. What cannot be held to
+is an error that says where in the schema it stands.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from ridgeline.text.json_schema.errors import SchemaError, Unheld
-from ridgeline.text.json_schema.negation import Made, negated
-
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+_OPPOSITES = {
+    "minimum": ("number", "exclusiveMaximum", 0), "maximum": ("number", "exclusiveMinimum", 0),
+    "exclusiveMinimum": ("number", "maximum", 0), "exclusiveMaximum": ("number", "minimum", 0),
+    "minLength": ("string", "maxLength", -1), "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1), "maxItems": ("array", "minItems", 1),
+    "minProperties": ("object", "maxProperties", -1),
+    "maxProperties": ("object", "minProperties", 1),
+}  # fmt: skip
+_LOST = (  # keywords whose opposite no schema says
+    "multipleOf", "format", "items", "prefixItems", "additionalItems", "contains", "uniqueItems",
+    "patternProperties", "additionalProperties", "propertyNames", "unevaluatedProperties",
+    "unevaluatedItems", "oneOf", "if", "dependentRequired", "dependentSchemas", "dependencies",
+    "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+_MOST_NESTED = 20
+Resolve = Callable[[object], Any]
 _MOST_BRANCHES = 200
 _MOST_SHOWN = 80  # characters of a name
 _MOST_SPENT = 20_000  # places visited, and leaves of branches combined
-
 Path = tuple[object, ...]  # names and indices; a tuple of one marks what is made of what is there
+
+
+class SchemaError(ValueError):
+    """A schema that no grammar can be made of.
+
+    Attributes:
+        path: where in the schema: names and indices, with points between them; empty for the whole.
+    """
+
+    def __init__(self, path: str, why: str) -> None:
+        """Say what is wrong with what stands at ``path``."""
+        super().__init__(f"{path}: {why}" if path else why)
+        self.path = path
+
+
+class Unheld(SchemaError):
+    """A keyword at ``path`` that is understood, or may be, and that no grammar can hold to."""
+
+
+class Made(Enum):
+    """Keywords of schemas that are made here, and that no document can have."""
+
+    NOT_ENUM = auto()
+    NOT_PATTERN = auto()
+    UNSAID = auto()  # such a schema does not say which names an object has
+
+
+def negated(schema: Any, resolve: Resolve, path: str, depth: int = 0) -> Any:
+    """Return a schema of values that do not fit ``schema``: of all such, or of some.
+
+    ``resolve`` returns what a reference stands for. Raises Unheld if there is no such schema.
+    """
+    if isinstance(schema, bool):
+        return not schema
+    if not isinstance(schema, Mapping):
+        raise Unheld(path, "a schema must be an object, true or false")
+    if depth > _MOST_NESTED:
+        raise Unheld(path, "it is nested too deeply")
+    options, lost = list[Any](), ""
+    for keyword, value in schema.items():
+        try:
+            options += _opposites(keyword, value, resolve, f"{path}.{keyword}", depth + 1)
+        except Unheld as error:
+            lost = error.path
+    if lost and not options:
+        raise Unheld(lost, "no schema says what does not fit it")
+    return {Made.UNSAID: True, "anyOf": options} if options else False
+
+
+def _opposites(
+    keyword: Any, value: Any, resolve: Resolve, path: str, depth: int
+) -> Iterator[dict[Any, Any]]:
+    """Yield schemas of what does not fit one keyword."""
+    if keyword in _OPPOSITES and type(value) in (int, float):
+        kind, opposite, change = _OPPOSITES[keyword]
+        if value + change >= 0 or not change:
+            yield {"type": kind, opposite: value + change}
+    elif keyword == "type":
+        types = [value] if isinstance(value, str) else value
+        others = [one for one in _TYPES if one not in types]
+        if "integer" in types and "number" in others:
+            others.remove("number")
+        if others:
+            yield {"type": others}
+    elif keyword in ("enum", "const"):
+        yield _others(value if keyword == "enum" else [value])
+    elif keyword == Made.NOT_ENUM:
+        yield {"enum": value}
+    elif keyword == "pattern":
+        yield {"type": "string", Made.NOT_PATTERN: value}
+    elif keyword == Made.NOT_PATTERN:
+        yield {"type": "string", "pattern": value}
+    elif keyword == "required":
+        for name in value:
+            yield {Made.UNSAID: True, "type": "object", "properties": {name: False}}
+    elif keyword == "not":
+        yield {Made.UNSAID: True, "allOf": [value]}
+    elif keyword in ("properties", "allOf", "anyOf", "$ref"):
+        yield from _of_parts(keyword, value, resolve, path, depth)
+    elif keyword in _LOST or keyword in _OPPOSITES:
+        raise Unheld(path, "no schema says what does not fit it")
+
+
+def _of_parts(
+    keyword: str, value: Any, resolve: Resolve, path: str, depth: int
+) -> Iterator[dict[Any, Any]]:
+    if keyword == "$ref":
+        yield {Made.UNSAID: True, "allOf": [negated(resolve(value), resolve, path, depth)]}
+    elif keyword == "anyOf":
+        yield {Made.UNSAID: True, "allOf": [negated(one, resolve, path, depth) for one in value]}
+    else:
+        pairs = value.items() if keyword == "properties" else [(None, one) for one in value]
+        found, lost = list[dict[Any, Any]](), ""
+        for name, one in pairs:
+            try:
+                away = negated(one, resolve, path if name is None else f"{path}.{name}", depth)
+            except Unheld as error:
+                lost = error.path
+                continue
+            if name is None:
+                found.append({Made.UNSAID: True, "allOf": [away]})
+            else:
+                of_name = {"required": [name], "properties": {name: away}}
+                found.append({Made.UNSAID: True, "type": "object", **of_name})
+        if lost and not found:
+            raise Unheld(lost, "no schema says what does not fit it")
+        yield from found
+
+
+def _others(values: list[Any]) -> dict[Any, Any]:
+    """Return a schema of other values than these; lists and objects have no others."""
+    scalars = [one for one in values if not isinstance(one, list | Mapping)]
+    lost = {"array" for one in values if isinstance(one, list)}
+    lost |= {"object" for one in values if isinstance(one, Mapping)}
+    return {"type": [one for one in _TYPES if one not in lost], Made.NOT_ENUM: scalars}
 
 
 class Node:

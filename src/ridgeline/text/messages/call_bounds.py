@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ridgeline.core.request import Text
-from ridgeline.text.messages.json_scan import JsonScan
+from ridgeline.text.messages.calls import JsonScan
 from ridgeline.text.messages.message import MessageForm, MessageReader
 
 MAX_CALLS = 16  # of one answer

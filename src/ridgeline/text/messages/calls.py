@@ -1,7 +1,8 @@
 """One call of a tool, read as it is written: its name, then its arguments as JSON.
 
 What is read here was written under a grammar (``messages.tool_grammar``), which fixes all but the
-arguments. A reader is fed all text that it has not used so far, with what follows it.
+arguments. A reader is fed all text that it has not used so far, with what follows it. Where a value
+ends is told by brackets and strings, no more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,39 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from ridgeline.text.messages.json_scan import JsonScan
+_OPEN, _CLOSE = "{[", "}]"
+
+
+class JsonScan:
+    """Finds the end of one JSON value, of which at least the opening bracket is known to come."""
+
+    def __init__(self) -> None:
+        """Begin before the value."""
+        self.is_over = False
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+
+    def feed(self, text: str) -> int:
+        """Read on; return how many characters belong to the value."""
+        for i, char in enumerate(text):
+            self._see(char)
+            if self.is_over:
+                return i + 1
+        return len(text)
+
+    def _see(self, char: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif self._in_string:
+            self._is_escaped = char == "\\"
+            self._in_string = char != '"'
+        elif char == '"':
+            self._in_string = True
+        elif char in _OPEN:
+            self._depth += 1
+        elif char in _CLOSE:
+            self._depth -= 1
+            self.is_over = not self._depth
 
 
 class Piece(NamedTuple):

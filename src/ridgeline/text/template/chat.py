@@ -1,8 +1,13 @@
 """Messages to one prompt, as the model's own chat template (jinja2) writes it.
 
-A template is code from a model file and runs elsewhere (``template.renderer``). Text from users is
-shielded before the template sees it, so only the template can produce control tokens. This module
-names no model and guesses no template for a model that has none.
+A template is code from a model file and runs in processes of its own, with limits on its time and
+memory (``text.child``): JSON values go in, text comes out. Text from users is shielded before the
+template sees it, so only the template can produce control tokens. This module names no model and
+guesses no template for a model that has none.
+
+Models whose chat template knows no tools are told in words how to call. The form is that of the
+``hermes`` format, which most such models have seen. Calls and results of earlier turns become plain
+text, since these templates would drop them.
 """
 
 from __future__ import annotations
@@ -14,11 +19,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+from ridgeline.text.child import BUSY_TIMES, Children, Overdue
 from ridgeline.text.template.messages import plain_message, plain_tool
-from ridgeline.text.template.renderer import Renderer
-from ridgeline.text.template.tool_prompt import taught
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 _PROBE = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
@@ -27,6 +32,17 @@ _WORD = "probe"  # in a message that is only looked for
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")  # names in templates
 _NINE = re.compile(r"length\s*!=\s*9\b")  # Mistral's ids of calls have as many characters
 _CUT = "\ufdd1"  # marks where an unfinished message ends: a noncharacter, so it is in no content
+_PROGRAM = Path(__file__).with_name("process.py")
+_MAX_CPU_S = 2.0
+Message = dict[str, Any]
+_HOW = """\
+You can call these functions, one JSON object each:
+{functions}
+
+To call one, write its name and its arguments in this form, and wait for the result:
+<tool_call>
+{{"name": "function_name", "arguments": {{"argument": "value"}}}}
+</tool_call>"""
 
 
 class ChatTemplate:
@@ -345,3 +361,73 @@ def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
         for call in message.get("tool_calls", ())
     ]
     return {**message, "tool_calls": calls} if calls else message
+
+
+class Renderer:
+    """Renders one template; any thread may call."""
+
+    def __init__(self, source: str) -> None:
+        """Prepare to render ``source``, in jinja2 as Hugging Face's templates are written."""
+        self._children = Children(_PROGRAM, lambda: source)
+
+    def start(self) -> None:
+        """Start the process now, so that the first rendering need not wait for it."""
+        self._children.start()
+
+    def render(self, variables: Mapping[str, Any], now: datetime) -> str:
+        """Return the text that the template makes of ``variables``, which are JSON values.
+
+        Its ``strftime_now`` writes ``now``, in the time zone of that.
+
+        Raises:
+            ValueError: the template is broken, refuses, or takes more time or memory than it may.
+            ChildProcessError: no process can be started any more, or the machine is too busy.
+        """
+        question = {"now": now.isoformat(), "variables": variables, "limit_s": _MAX_CPU_S}
+        try:
+            answer: dict[str, str] | None = self._children.ask(question, BUSY_TIMES * _MAX_CPU_S)
+        except ChildProcessError as error:
+            if self._children.has_started or isinstance(error, Overdue):
+                raise ChildProcessError(f"chats cannot be written now: {error}") from None
+            raise ValueError(f"the chat template fails: {error}") from None
+        if answer is None:
+            raise ValueError(
+                f"the chat template fails: it takes more than {_MAX_CPU_S:g} s of computing, "
+                "or more memory than any template needs"
+            )
+        if "error" in answer:
+            raise ValueError(f"the chat template fails: {answer['error']}")
+        return answer["text"]
+
+    def close(self) -> None:
+        """End the processes, if there are such."""
+        self._children.close()
+
+
+def taught(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
+    """Return messages that any template can write, with ``tools`` explained at the beginning."""
+    plain = [_plain(message) for message in messages]
+    if not tools:
+        return plain
+    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = _HOW.format(functions=lines)
+    if plain[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *plain]
+    return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+
+
+def _plain(message: Message) -> Message:
+    """Return a message without calls or results, which are in its content instead."""
+    if message["role"] == "tool":
+        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": content}
+    calls = message.get("tool_calls") or []
+    written = [f"<tool_call>\n{_object(call)}\n</tool_call>" for call in calls]
+    content = "\n".join(filter(None, [message["content"], *written]))
+    return {**{k: v for k, v in message.items() if k != "tool_calls"}, "content": content}
+
+
+def _object(call: Mapping[str, Any]) -> str:
+    function = call.get("function", call)
+    values = {"name": function.get("name"), "arguments": function.get("arguments")}
+    return json.dumps(values, ensure_ascii=False)

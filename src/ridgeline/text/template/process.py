@@ -1,4 +1,4 @@
-"""The program that renders a chat template, in a process of its own: ``template.renderer`` runs it.
+"""The program that renders a chat template, in a process of its own: ``template.chat`` runs it.
 
 A template is code from a model file. jinja2's immutable sandbox limits what it can reach. Only a
 process can limit its time and memory, since one expression may ask for hours or terabytes. Reads

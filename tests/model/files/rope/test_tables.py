@@ -14,7 +14,7 @@ import pytest
 from tools.record_rope_tables import CONFIGS, HEAD_DIM, PATH, digests, rope_of
 
 from ridgeline.model.files.rope.tables import cos_and_sin, query_scales, rope_tables
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import Rope
 
 RECORDED: dict[str, str] = json.loads(PATH.read_text())
 FOUND = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])

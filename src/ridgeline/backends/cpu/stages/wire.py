@@ -19,7 +19,7 @@ import numpy as np
 
 from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.core.step import Step, Work
-from ridgeline.system.shared_key import is_proof, proof, read_key
+from ridgeline.system.machine import is_proof, proof, read_key
 
 KNOWN_STEPS = 64  # that a step may refer to: those of two rounds with all their parts
 _HEAD = struct.Struct("<IQ")  # bytes of JSON, and of rows behind it
@@ -69,7 +69,7 @@ class Link:
         self._socket.close()
 
     def prove(self, key: bytes, own: str, other: str) -> None:
-        """Prove to know a key, and see the same proof (``shared_key``). Raises PermissionError.
+        """Prove to know a key, and see the same proof (``machine.proof``). Raises PermissionError.
 
         ``own`` and ``other`` name the ends.
         """

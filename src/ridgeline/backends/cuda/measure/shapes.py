@@ -13,9 +13,8 @@ from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import Setup
 from ridgeline.model.shape.latent import Latent
-from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch, Rope
 from ridgeline.model.shape.recurrent import Conv, Delta, Ssm
-from ridgeline.model.shape.rope import Rope
 
 BLOCK_SIZE = 16
 

@@ -2,8 +2,9 @@
 
 Nothing of a family is described here. The tables of ``families`` say what GGUF files call tensors
 and facts; how rows are stored is learnt from the reader, which is given a file whose rows hold
-their own numbers; and in what is to be written the reader must at last find the same architecture
-and the same vectors. So a model that GGUF has no words for is refused, and none is written wrongly.
+nothing but their own numbers; and in what is to be written the reader must at last find the same
+architecture and the same vectors. So a model that GGUF has no words for is refused, and none is
+written wrongly.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.model.files.conversion.facts import rope_tensors, values_of
-from ridgeline.model.files.conversion.row_numbers import numbered, numbered_vector, numbers_of
 from ridgeline.model.files.families import GGUF_FAMILIES, TABLES, Family, model_from_gguf
 from ridgeline.model.files.families.binding import names_in_file
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor
@@ -29,6 +30,7 @@ _WIDE = (
     "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight",
     "token_types.weight",
 )  # fmt: skip
+Ints = NDArray[np.int32]
 
 
 class GGUFForm(NamedTuple):
@@ -171,3 +173,26 @@ def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{place}[{i}]", one)
     else:
         yield place, value
+
+
+def numbered(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return matrices ``[..., out, in]`` in F32 whose rows, all together, hold their number."""
+    num_rows = int(np.prod(shape[:-1]))
+    return Tensor.converted(name, "F32", shape, 4 * num_rows, partial(_numbers, num_rows))
+
+
+def numbered_vector(name: str, size: int) -> Tensor:
+    """Return a vector of F32 that counts its values from 0."""
+    values = np.arange(size, dtype=np.float32)
+    return Tensor(name, "F32", (size,), values.reshape(-1, 1).view(np.uint8))
+
+
+def numbers_of(tensor: Tensor) -> Ints:
+    """Return which rows of the file's tensor a reader has put into one that it made of it."""
+    if tensor.make is None:
+        return tensor.to_f32().reshape(-1).astype(np.int32)
+    return tensor.data.view(np.int32).reshape(-1)
+
+
+def _numbers(rows: int) -> NDArray[np.uint8]:
+    return np.arange(rows, dtype=np.int32).reshape(-1, 1).view(np.uint8)

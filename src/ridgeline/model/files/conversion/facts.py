@@ -10,8 +10,7 @@ import numpy as np
 from ridgeline.model.files.families import Family
 from ridgeline.model.files.families.table import FactReader
 from ridgeline.model.files.rope.scaling import STANDS_STILL, magnitude
-from ridgeline.model.shape.model import Attention, Experts, Layer, ModelArch
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import Attention, Experts, Layer, ModelArch, Rope
 
 Values = dict[str, Any]
 _AS_IT_IS = ("integer", "number", "count", "cap", "optional", "flag")

@@ -3,17 +3,23 @@
 A row of a table says all that a family's name implies (``tables``); everything else is read from
 the file. A key that may change what the model computes and is not read ends in a message
 (``understood``). This package opens no file and decodes no matrix.
+
+Models that make vectors alone are decoders saved without a head, and encoders with another one.
+Both are named by their class: ``MistralModel`` is ``MistralForCausalLM`` without its head, and
+``BertForMaskedLM`` is ``BertModel`` with one that no vector needs. Whether a head is the embedding
+is said by a config, and shown by its file: trainers and tools that merge models leave
+``tie_word_embeddings`` as it was, so the tensors count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families.binding import bind, halves_order
 from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
-from ridgeline.model.files.families.headless import named_by_what_it_has, under_own_names
 from ridgeline.model.files.families.hf_names import HARMLESS as HARMLESS_IN_HF
 from ridgeline.model.files.families.hf_names import OF_OTHER_HALVES, ONLY
 from ridgeline.model.files.families.known import (
@@ -21,6 +27,7 @@ from ridgeline.model.files.families.known import (
     CHANGING_IN_HF,
     GGUF_FAMILIES,
     HF_FAMILIES,
+    OF_ANSWERS,
     TABLES,
     architecture,
     family_of,
@@ -35,11 +42,10 @@ from ridgeline.model.files.families.layer_configs import (
     layers_from_gguf,
     num_guessing,
 )
-from ridgeline.model.files.families.table import Family
-from ridgeline.model.files.families.ties import tied_as_stored
+from ridgeline.model.files.families.table import Family, const
 from ridgeline.model.files.families.understood import all_understood, insist, refuse, unsaid
 from ridgeline.model.files.rope.scaling import rope_of_no_layer
-from ridgeline.model.files.tensors import Tensor
+from ridgeline.model.files.tensors import Tensor, same_bytes
 from ridgeline.model.shape.model import Layer, ModelArch
 
 __all__ = [
@@ -72,6 +78,7 @@ Note = Callable[[str], None]  # is told a line
 _OTHER_HALVES = ("vision_model.", "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
                  "model.multi_modal_projector.", "model.visual.", "model.audio_tower.",
                  "model.embed_audio.", "model.embed_vision.")  # fmt: skip
+_KEY = "tie_word_embeddings"
 
 
 def model_from_config(
@@ -288,3 +295,70 @@ def model_of(
         if arch.input_size and num_rows not in (None, arch.vocab_size):
             facts.fail("vocab_size_per_layer_input differs from vocab_size, which is not supported")
     return arch
+
+
+def named_by_what_it_has(
+    values: Mapping[str, Any], raw: Mapping[str, Tensor], family: Family
+) -> Mapping[str, Any]:
+    """Return a config under the name of its bare class, if it is a decoder that has no answers.
+
+    sentence-transformers saves a decoder without its head, and leaves the name of the whole. One
+    whose tokens see what follows them predicts none.
+    """
+    name = architecture(values)
+    suffix = next((suffix for suffix in OF_ANSWERS if name.endswith(suffix)), "")
+    tied = family.facts.get("tied_embeddings", const(False))
+    is_cut = family.outer["embed"] not in raw and family.outer.get("head") not in raw
+    is_bare = is_cut and not tied.read(Facts(values, ""))
+    if suffix and (is_bare or values.get("is_causal") is False):
+        return {**values, "architectures": [name.removesuffix(suffix) + "Model"]}
+    return values
+
+
+def under_own_names(raw: Mapping[str, Tensor], family: Family) -> Mapping[str, Tensor]:
+    """Return tensors under the names of their family.
+
+    Without a head the first part of each name is missing; the first files of GPT-2 and BLOOM lack
+    it too. With one that stands beside an encoder, it is too much, and so are the head's tensors.
+    """
+    embed = family.outer["embed"]
+    for name in raw if embed not in raw else ():
+        if embed.endswith(f".{name}"):
+            before = embed.removesuffix(name)
+            return {before + other: tensor for other, tensor in raw.items()}
+        if name.endswith(f".{embed}") and "has_head" in family.facts:
+            before = name.removesuffix(embed)
+            found = [other for other in raw if other.startswith(before)]
+            return {other.removeprefix(before): raw[other] for other in found}
+    return raw
+
+
+def tied_as_stored(
+    arch: ModelArch,
+    values: Mapping[str, Any],
+    raw: Mapping[str, Tensor],
+    family: Family,
+    note: Callable[[str], None],
+) -> tuple[ModelArch, Mapping[str, Tensor]]:
+    """Return the model with the head that its file has, and the tensors with an embedding.
+
+    As in transformers 5, a head that differs from the embedding is the head, whatever the config
+    says; one that is the same is not kept twice. Without one the embedding serves, if the config or
+    its text half says that they are tied. Either may stand for both. ``note`` is told of a head
+    beside a config that says there is none.
+    """
+    embed, head = family.outer["embed"], family.outer.get("head")
+    if head is None or not arch.has_head:
+        return arch, raw
+    if head not in raw:
+        half = values.get("text_config")
+        said = values.get(_KEY), half.get(_KEY) if type(half) is dict else None
+        return (replace(arch, tied_embeddings=True) if True in said else arch), raw
+    if not arch.tied_embeddings:
+        return arch, raw
+    if embed not in raw:
+        return arch, {**raw, embed: raw[head]}
+    if same_bytes(raw[head], raw[embed]):
+        return arch, raw
+    note(f"{head} differs from {embed}, so it is used, though {_KEY} is true")
+    return replace(arch, tied_embeddings=False), raw

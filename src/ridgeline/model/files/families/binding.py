@@ -17,7 +17,7 @@ from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families.head_order import expert_halves, row_order
 from ridgeline.model.files.families.split_layers import number_in_file
 from ridgeline.model.files.families.table import Family
-from ridgeline.model.files.rope.portable_math import log
+from ridgeline.model.files.rope.tables import log
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Attention, ModelArch
 

@@ -33,9 +33,8 @@ from ridgeline.model.files.rope.scaling import (
 )
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.latent import Latent
-from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp
+from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, Rope
 from ridgeline.model.shape.recurrent import Conv, Delta, Recurrent, Ssm
-from ridgeline.model.shape.rope import Rope
 
 _MAX_LAYERS = 4096
 NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no length

@@ -14,9 +14,9 @@ from fractions import Fraction
 from typing import Any
 
 from ridgeline.model.files.facts import Facts, positive
-from ridgeline.model.files.rope.portable_math import log, power
+from ridgeline.model.files.rope.tables import log, power
 from ridgeline.model.files.tensors import Tensor
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import Rope
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 # Of an object that describes a scaling. Only pictures and sounds have positions in sections.

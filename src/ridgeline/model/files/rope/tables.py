@@ -2,18 +2,20 @@
 
 Those of numpy and of the C library differ in the last bit from one processor to the next, and an
 answer with them. This module uses only operations that IEEE 754 rounds correctly, each an array
-operation of its own, so that no compiler joins two of them.
+operation of its own, so that no compiler joins two of them. Logarithms and powers are computed in
+decimal digits, by software, and rounded to a float once. That is slow: it is for the few dozen
+numbers of a model's description.
 """
 
 from __future__ import annotations
 
+from decimal import Context, Decimal
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.model.files.rope.portable_math import log, power
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import Rope
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -41,6 +43,7 @@ _COS = (
     4.16666666666666019037e-02,
 )  # 1 - r ** 2 / 2 + r ** 4 * (...)
 _AT_ONCE = 1 << 14  # angles: the work on them stays in the second-level cache
+_DIGITS = Context(prec=40)  # a float has 17
 
 
 def rope_tables(rope: Rope, max_model_len: int) -> tuple[Floats, Floats]:
@@ -91,3 +94,14 @@ def _polynomial(coefficients: tuple[float, ...], x: Doubles) -> Doubles:
         total *= x
         total += coefficient
     return total
+
+
+def log(x: float) -> float:
+    """Return the natural logarithm of a positive number."""
+    return float(_DIGITS.ln(Decimal(x)))
+
+
+def power(base: float, exponent: Fraction) -> float:
+    """Return ``base ** exponent`` of a positive base."""
+    quotient = _DIGITS.divide(Decimal(exponent.numerator), Decimal(exponent.denominator))
+    return float(_DIGITS.power(Decimal(base), quotient))

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.model.files.tensors import ModelFileError
-from ridgeline.model.hub.fetch.download import Progress, download
+from ridgeline.model.hub.fetch.download import ELSEWHERE, Progress, download, hidden, only_one
 from ridgeline.model.hub.fetch.index import IndexSource
-from ridgeline.model.hub.fetch.whole import ELSEWHERE, hidden, only_one
 from ridgeline.model.hub.short_names import WEIGHTS, PackagedModel, WheelPart
 from ridgeline.system.machine import check_room, rename, sha256_of
 

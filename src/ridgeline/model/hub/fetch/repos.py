@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from ridgeline.model.hub.fetch.download import WAY_OUT, Progress, download
+from ridgeline.model.hub.fetch.download import (
+    ELSEWHERE,
+    WAY_OUT,
+    Progress,
+    download,
+    git_blob_of,
+    hidden,
+    only_one,
+)
 from ridgeline.model.hub.fetch.index import IndexSource
-from ridgeline.model.hub.fetch.whole import ELSEWHERE, git_blob_of, hidden, only_one
-from ridgeline.model.hub.names import HubName
+from ridgeline.model.hub.library import HubName
 from ridgeline.model.hub.quantisations import GgufModel, gb, gguf_models, needed_bytes, pick
 from ridgeline.system.machine import check_room, rename
 
