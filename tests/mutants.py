@@ -66,7 +66,7 @@ DEPTH, SUFFIX = "core/decoding/drafts/depth.py", "core/decoding/drafts/suffix.py
 JACOBI, DRAFT_MODEL = "core/decoding/drafts/jacobi.py", "core/decoding/drafts/draft_model.py"
 PACE = "core/decoding/drafts/pace.py"
 LEDGER, EXPLAIN = "planner/memory/ledger.py", "foresight/explain/explain.py"
-WHAT_FITS = "planner/memory/what_fits.py"
+WHAT_FITS = "planner/memory/placement.py"
 
 MUTANTS = (
     Mutant(BLOCKS, "content is None or content.parent != parent or content.tokens != tokens",

@@ -15,8 +15,8 @@ from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record, RequestRecord
-from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.run import SimRequest, simulate
+from ridgeline.foresight.typed import to_json
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 

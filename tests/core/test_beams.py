@@ -16,8 +16,8 @@ from ridgeline.core.request import Request, Status
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
-from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import replay
+from ridgeline.foresight.typed import to_json
 from tests.core.decoding.letters import Letters
 from tests.core.harness import (
     POLICIES,

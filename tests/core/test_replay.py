@@ -16,8 +16,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load, Orca, Policy, SplitFuse
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import Replay, replay
+from ridgeline.foresight.typed import to_json
 from tests.core.decoding.letters import Letters
 from tests.core.harness import (
     POLICIES,

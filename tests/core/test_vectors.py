@@ -13,8 +13,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.core.step import Event, FinishReason
-from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import Replay, replay
+from ridgeline.foresight.typed import to_json
 from tests.core.harness import POLICIES, YoungestFirst, finish, make_engine, make_scheduler
 from tests.fakes import extend
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
-from ridgeline.foresight.record_json import to_json
-from ridgeline.foresight.typed import parse, typed
+from ridgeline.foresight.typed import parse, to_json, typed
 from tests.foresight.runs import recorded
 
 

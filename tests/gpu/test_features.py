@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.foresight.simulator.replay import replay
-from ridgeline.foresight.trace.reader import read_whole
+from ridgeline.foresight.trace import read_whole
 from tests.answers.tiny_families import write_family
 from tests.gpu.engines import IDS
 

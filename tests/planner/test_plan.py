@@ -24,9 +24,9 @@ from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.hub.places import Stores
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.pictures import memory_svg
+from ridgeline.planner.memory.placement import sentence
 from ridgeline.system.report import gib
 from tests.model.cost.published import PUBLISHED
 from tests.model.files import quantizers

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.foresight.trace.reader import read_trace
+from ridgeline.foresight.trace import read_trace
 
 # Of --edge, which names what ``read_edge`` reads.
 EDGE_HELP = (

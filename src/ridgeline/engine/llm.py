@@ -68,7 +68,7 @@ from ridgeline.engine.vllm.metrics import Metric, metrics_of
 from ridgeline.engine.vllm.options import INSTEAD, UseTqdm, taken, wants_progress
 from ridgeline.engine.vllm.tokenizer import TokenizerView
 from ridgeline.foresight.counts import Counts
-from ridgeline.foresight.trace.writer import TraceWriter
+from ridgeline.foresight.trace import TraceWriter
 from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.summary import summarise

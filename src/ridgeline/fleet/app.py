@@ -26,7 +26,7 @@ from ridgeline.fleet.servers.adapters import LOAD, UNLOAD, NotLoaded
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import STATUS_S, Worker, json_of
 from ridgeline.fleet.triton import add_triton
-from ridgeline.foresight.routing.prompt import NOTHING, PromptKeys, prompt_of
+from ridgeline.foresight.routing.where import NOTHING, PromptKeys, prompt_of
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.summary import Summary, summarise
 from ridgeline.model.hub.find import is_hub_name

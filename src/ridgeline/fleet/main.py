@@ -27,7 +27,7 @@ from ridgeline.fleet.servers.joined import Door, JoinedServer, add_door
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import ServerFlags, own_name
 from ridgeline.fleet.servers.worker import Worker
-from ridgeline.foresight.routing.scaling import Scaling
+from ridgeline.foresight.routing.where import Scaling
 from ridgeline.serve.aliases import Aliases
 from ridgeline.serve.batches.background import Batches, store_of
 from ridgeline.serve.batches.routes import add_batches

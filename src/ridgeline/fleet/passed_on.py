@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import LetGo, Worker
-from ridgeline.foresight.routing.prompt import NOTHING, PromptKeys
+from ridgeline.foresight.routing.where import NOTHING, PromptKeys
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.gate import client_left
 from ridgeline.serve.tunnel.frames import Frames

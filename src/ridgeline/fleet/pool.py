@@ -21,7 +21,7 @@ from ridgeline.fleet.servers.same import take_same
 from ridgeline.fleet.servers.slot import ServersPlan, Slot, plan_servers
 from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
-from ridgeline.foresight.routing.prompt import PromptKeys
+from ridgeline.foresight.routing.where import PromptKeys
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.limits import Limits
 from ridgeline.serve.http.listening import SocketFolder

@@ -1,7 +1,8 @@
 """JSON from a file, made into values of the types that a dataclass or a named tuple declares.
 
 A file may say anything, however it came to. What does not fit is named by its place, so that one
-line says it and nothing after it has to expect it. Named tuples are lists in JSON.
+line says it and nothing after it has to expect it. Named tuples are lists in JSON. The other way
+round, the engine's records become plain JSON values, as traces have them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 
 _MOST = 1 << 53  # beyond it JSON's numbers are not exact everywhere, and nothing here counts so far
 _WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
@@ -123,3 +127,20 @@ def _named(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _Unfit(value, "an object")
     return value
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """Return a record as plain JSON values, with its kind under ``type``."""
+    kinds = {EngineRecord: "engine", RequestRecord: "request", StepRecord: "step"}
+    return {"type": kinds[type(record)], **asdict(record)}
+
+
+def params_from(recorded: Mapping[str, Any]) -> SamplingParams:
+    """Return the sampling that a record has, which are those parameters that are not as by default.
+
+    Raises ValueError or TypeError if it has something else.
+    """
+    params = dict(recorded)
+    if isinstance(biases := params.get("logit_bias"), Mapping):  # JSON has text for keys
+        params["logit_bias"] = {int(token): bias for token, bias in biases.items()}
+    return SamplingParams(**params)

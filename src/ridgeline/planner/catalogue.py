@@ -1,7 +1,9 @@
-"""The catalogue of devices and prices: the package's tables, read once, and this machine.
+"""The catalogue of devices and prices: the package's tables, read once, this machine, a user's own.
 
 The tables are data of ``model.cost``, which opens no file itself. The date of today comes in from
-outside, so that what a plan says does not change from one look to the next.
+outside, so that what a plan says does not change from one look to the next. A user describes one
+device by flags, any number by a file. What they lack of a device of the catalogue is left open:
+without arithmetic or bandwidth memory is planned, and no time.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from ridgeline.model.cost.hardware import (
     SpotTerms,
     parse_devices,
     parse_offers,
+    parse_own_devices,
     parse_prices,
     parse_spot_terms,
     usable_prices,
 )
+from ridgeline.planner.memory.flags import MINE, PlanFlags
 from ridgeline.system.machine import available_bytes
 
 HERE, ALL, SHOP = "here", "all", "shop"
@@ -64,7 +68,7 @@ def offers() -> Mapping[str, Offer]:
 def find_devices(ids: str, own: Mapping[str, Device] = MappingProxyType({})) -> Chosen:
     """Return the devices of a list of names with commas between; ``here``, ``all`` or ``shop``.
 
-    A name of the user's ``own`` devices (``planner.own_devices``) is taken first.
+    A name of the user's ``own`` devices (``planner.catalogue``) is taken first.
 
     A name is an id or a part of a device's name, such as "4090", "RTX 4090" or "h100/2g.20gb".
     Where it is of several, the likeliest is taken. Raises ValueError for what no device is called,
@@ -251,4 +255,37 @@ def _no_such(name: str, found: list[Device]) -> str:
         f"there is no device {name!r}: {hint}give {HERE}, {ALL} (what can be rented), {SHOP} (what "
         f"can be bought), or one that `ridgeline plan --list-devices` lists; or describe "
         f"your own with --on mine --memory 24GiB --bandwidth 936 --tflops 71"
+    )
+
+
+def own_devices(flags: PlanFlags) -> dict[str, Device]:
+    """Return the user's devices by what they are called, in lower case.
+
+    Raises ValueError for a damaged file, and OSError if it cannot be read.
+    """
+    own: dict[str, Device] = {}
+    if flags.devices is not None:
+        text = Path(flags.devices).read_text(encoding="utf-8-sig")
+        own = parse_own_devices(text, flags.devices)
+        if not own:
+            raise ValueError(f"--devices {flags.devices}: no device stands in it")
+    if (num_bytes := flags.size("memory")) is not None:
+        own[MINE] = _mine(num_bytes, flags.bandwidth, flags.tflops)
+    return own
+
+
+def _mine(num_bytes: int, gb_per_s: float | None, tflops: float | None) -> Device:
+    peaks = {} if tflops is None else dict.fromkeys(("bf16", "f16"), tflops * 1e12)
+    return Device(
+        id=MINE,
+        name="device of yours",
+        kind="gpu",
+        usable_bytes=num_bytes,
+        memory_known="seen",
+        memory="",
+        read_bytes_per_s=(gb_per_s or 0.0) * 1e9,
+        peak_ops_per_s=peaks,
+        measured_ops_per_s={},
+        source="the flags",
+        confidence="high",
     )

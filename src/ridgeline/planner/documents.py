@@ -9,7 +9,7 @@ from ridgeline.model.cost.shapes import active_params, weight_params
 from ridgeline.planner.capacity.in_words import name_of, span_ms
 from ridgeline.planner.capacity.load import PERCENTILES
 from ridgeline.planner.catalogue import devices, offers
-from ridgeline.planner.memory.in_words import length, sentence
+from ridgeline.planner.memory.placement import length, sentence
 from ridgeline.planner.plan import Plan
 from ridgeline.system import report as tables
 from ridgeline.system.report import decimal_size, gib

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from ridgeline.engine.setup.home import stores
 from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.planner.memory.flags import PlanFlags
-from ridgeline.planner.memory.in_words import parts_of
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
-from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
+from ridgeline.planner.memory.placement import DEFAULT_CONTEXT, parts_of
 from ridgeline.planner.plan import plan_for
 from ridgeline.system.report import decimal_size
 

@@ -11,13 +11,11 @@ from typing import NamedTuple
 from ridgeline.model.cost.format_bytes import format_named
 from ridgeline.model.cost.hardware import Device
 from ridgeline.planner.capacity.latency_model import LatencyModel, clock_of
-from ridgeline.planner.catalogue import HERE, find_devices
+from ridgeline.planner.catalogue import HERE, find_devices, own_devices
 from ridgeline.planner.memory.flags import AUTO, MINE, PlanFlags
-from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.memory.own_engine import OWN
-from ridgeline.planner.memory.placement import Placement, cannot_compute, place, refusal
-from ridgeline.planner.own_devices import own_devices
+from ridgeline.planner.memory.placement import Placement, cannot_compute, place, refusal, sentence
 
 
 class DeviceReplica(NamedTuple):

@@ -17,17 +17,15 @@ from ridgeline.planner.capacity.load import BOUGHT_WITHIN, LoadFlags, OfferedLoa
 from ridgeline.planner.capacity.option import CapacityOption
 from ridgeline.planner.capacity.search import Report, search
 from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
-from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices
+from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices, own_devices
 from ridgeline.planner.memory.adapter_room import adapter_room
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
-from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.known_estimator import Published, published_formula
 from ridgeline.planner.memory.ledger import ASSUMED
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.memory.own_engine import OWN, computes_on, is_on_gpu
-from ridgeline.planner.memory.placement import Placement, cannot_compute, place
+from ridgeline.planner.memory.placement import Placement, cannot_compute, place, sentence
 from ridgeline.planner.on_device import able_devices, check_speeds
-from ridgeline.planner.own_devices import own_devices
 from ridgeline.system.report import gib
 
 _MANY = 2  # devices: then sizes of divisions are chosen

@@ -17,8 +17,8 @@ from ridgeline.engine.calibration.kept import save_calibration
 from ridgeline.engine.calibration.known import assume
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
-from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.run import SimRequest, simulate
+from ridgeline.foresight.typed import to_json
 from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.engine.test_llm import write_model
 from tests.foresight.simulator.test_run import SETTINGS, TIMES

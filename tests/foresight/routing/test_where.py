@@ -11,8 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ridgeline.foresight.routing.prompt import PIECE_BYTES, PromptKeys, prompt_of
-from ridgeline.foresight.routing.where import Placed, Where
+from ridgeline.foresight.routing.where import PIECE_BYTES, Placed, PromptKeys, Where, prompt_of
 
 PIECE, NAMES = 10, [f"s{i}" for i in range(40)]
 # Prompts that begin alike, as conversations do: pairs of which one and how long.

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
-from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
 from ridgeline.foresight.simulator.run import SimRequest, simulate
+from ridgeline.foresight.typed import to_json
 from tests.foresight.simulator.test_run import SETTINGS, TIMES, loads, setups
 
 few = settings(max_examples=20, deadline=None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.foresight.step_time.prompt_pieces import least_prompt_tokens
 from ridgeline.model.cost.costs import Features
+from ridgeline.planner.capacity.candidate import least_prompt_tokens
 
 
 @pytest.mark.parametrize("floor_s", [0.01, 0.03])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.run import SimRequest, simulate
-from ridgeline.foresight.trace.reader import read_trace, read_whole
+from ridgeline.foresight.trace import read_trace, read_whole
+from ridgeline.foresight.typed import to_json
 from tests.foresight.runs import recorded
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 

@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.foresight.simulator.replay import replay
-from ridgeline.foresight.trace.writer import TraceWriter
+from ridgeline.foresight.trace import TraceWriter
 from tests.engine.test_llm import write_model
 from tests.serve.engine.test_async_engine import GOOD, answer_of, texts
 from tests.serve.serving import serving

@@ -16,9 +16,8 @@ import pytest
 from ridgeline.core.records import EngineRecord, RequestRecord
 from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
-from ridgeline.foresight.step_time.prompt_pieces import least_prompt_tokens
 from ridgeline.planner import PlanFlags
-from ridgeline.planner.capacity.candidate import bounds_of
+from ridgeline.planner.capacity.candidate import bounds_of, least_prompt_tokens
 from ridgeline.planner.capacity.latency_model import clock_of
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import subject_of

@@ -26,7 +26,7 @@ from ridgeline.planner.capacity.candidate import Candidate, bounds_of
 from ridgeline.planner.capacity.in_words import per_second
 from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad, Slo, load_of, parse_slo
 from ridgeline.planner.capacity.option import MOST_BUSY, CapacityOption, SeenLatencies
-from ridgeline.planner.capacity.pareto import pareto_svg
+from ridgeline.planner.capacity.pictures import pareto_svg
 from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s, steady, steady_closed
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.model_spec import ModelSpec

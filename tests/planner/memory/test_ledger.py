@@ -29,7 +29,7 @@ from ridgeline.planner.memory.ledger import (
     make_ledger,
     split_layers,
 )
-from ridgeline.planner.memory.what_fits import max_concurrency, max_context
+from ridgeline.planner.memory.placement import max_concurrency, max_context
 from tests.model.cost.published import PUBLISHED
 from tests.model.cost.stored import stored_bytes
 

@@ -12,7 +12,7 @@ import pytest
 from ridgeline.core.step import Step
 from ridgeline.foresight.explain.explain import CAUSES
 from ridgeline.foresight.simulator.replay_times import asked_in
-from ridgeline.foresight.trace.reader import Recorded
+from ridgeline.foresight.trace import Recorded
 from ridgeline.serve.observe.trace_buffer import Forgotten, TraceBuffer, _stood_in
 from tests.lines_run import at_most_lines
 from tests.serve.serving import Served, StepClock, serving

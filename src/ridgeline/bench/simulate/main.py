@@ -32,13 +32,13 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.text_processor import TextProcessor
-from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.fleet.routers import ROUTERS
 from ridgeline.foresight.simulator.fleet.serving import Evict
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
+from ridgeline.foresight.typed import to_json
 from ridgeline.model.files.tensors import naming
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.candidate import bounds_of

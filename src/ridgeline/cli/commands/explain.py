@@ -27,7 +27,7 @@ from ridgeline.foresight.explain.in_words import (
 from ridgeline.foresight.explain.picture import explain_svg
 from ridgeline.foresight.explain.timeline import as_file, timeline
 from ridgeline.foresight.explain.what_would_help import MOST_TOKENS, Advice, would_help
-from ridgeline.foresight.trace.reader import Json, Recorded, read_trace
+from ridgeline.foresight.trace import Json, Recorded, read_trace
 from ridgeline.system.machine import write_text
 
 

@@ -20,13 +20,12 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.engine.setup.terminal import console, table_of_numbers
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
+from ridgeline.planner.capacity.pictures import choices_svg
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
-from ridgeline.planner.memory.in_words import length, parts_of
 from ridgeline.planner.memory.known_estimator import Published
 from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.pictures import COLOURS, memory_svg
-from ridgeline.planner.memory.placement import Placement
-from ridgeline.planner.purchase_picture import choices_svg
+from ridgeline.planner.memory.placement import Placement, length, parts_of
 from ridgeline.system.machine import write_text
 from ridgeline.system.report import decimal_size, gib
 

@@ -21,7 +21,7 @@ from ridgeline.engine.calibration.known import assume
 from ridgeline.engine.llm import LLM
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
 from ridgeline.foresight.step_time.features import of_items, windows_of
-from ridgeline.foresight.step_time.refit import fitted
+from ridgeline.foresight.step_time.least_squares import fitted
 from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
 from ridgeline.model.cost import costs
 

@@ -22,7 +22,7 @@ from ridgeline.engine.setup.options import Options
 from ridgeline.fleet.places.ray_actor import ServerActor, is_drained
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import ServerFlags
-from ridgeline.foresight.routing.scaling import Scaling
+from ridgeline.foresight.routing.where import Scaling
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.web_server import LOOPBACK
 from ridgeline.serve.tunnel.joining import PLACED_AS

@@ -17,8 +17,7 @@ from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.options import Options, guard_options
 from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.fleet.servers.worker import Worker
-from ridgeline.foresight.routing.prompt import PromptKeys
-from ridgeline.foresight.routing.where import Where
+from ridgeline.foresight.routing.where import PromptKeys, Where
 from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint

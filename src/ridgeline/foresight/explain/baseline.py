@@ -10,11 +10,10 @@ from collections.abc import Iterable
 
 from ridgeline.core.records import Record
 from ridgeline.foresight.explain.explain import Json, Predict
-from ridgeline.foresight.step_time.features import StepTime, of_record
+from ridgeline.foresight.step_time.features import Reach, StepTime, of_record, reach_of
 from ridgeline.foresight.step_time.least_squares import fit
-from ridgeline.foresight.step_time.reach import Reach, reach_of
 from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
-from ridgeline.foresight.trace.reader import Recorded, step_of
+from ridgeline.foresight.trace import Recorded, step_of
 
 _LEAST = 50  # steps; fewer say nothing
 _MOST = 1500  # more say nothing new

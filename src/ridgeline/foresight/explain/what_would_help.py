@@ -19,9 +19,8 @@ from ridgeline.foresight.explain.explain import Explanation, Json
 from ridgeline.foresight.explain.in_words import seconds
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
-from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.reach import Reach, in_words, reach_of_run
-from ridgeline.foresight.trace.reader import step_of
+from ridgeline.foresight.step_time.features import Reach, StepTime, in_words, reach_of_run
+from ridgeline.foresight.trace import step_of
 
 MOST_TOKENS = 4000  # of those before the request in question, and of those behind, that count too
 DRAFTS_WARNING = "drafts, which the recording has, are not simulated"

@@ -5,22 +5,75 @@ what is read twice also costs those that wait. One that has far more requests th
 last, whatever it has read. So a prefix draws requests, and never all of them. On a machine that
 reads twice as fast the same work costs half. It has no clock, no network and no tokens: the router
 uses it, and so does the simulator.
+
+A prompt is bytes here, cut into pieces with chained keys: prompts that begin alike have the same
+first keys, as blocks of tokens have in the engine. How many servers there should be follows from
+the same requests.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import islice
+from typing import Any, NamedTuple
 
-from ridgeline.foresight.routing.prompt import PIECE_BYTES, PromptKeys
-
+PIECE_BYTES = 512  # that a key stands for: about eight blocks of a cache
+_MAX_KEYS = 4096  # of one prompt: 2 MiB of it
+# What becomes a prompt, in the words of all dialects, as chat templates order it.
+_FIELDS = (
+    *("tools", "system", "instructions", "messages", "input_prefix", "input", "prompt"),
+    *("query", "documents", "text_1", "text_2", "content", "suffix"),
+)
 _ADDED = 3.0  # what a byte costs that is read for this prompt, against one that waits already
 _MORE_THAN_MEAN = 1.5  # times the mean number of requests, and one: beyond, a server comes last
 _FASTEST = 16.0  # times the mean: the most that a machine counts for, and the least is its inverse
 _KEPT = 0.9  # of what was measured before, at each prompt that has been read
 _NUM_LOOKED_AT = 16  # of many servers: those with most of the prompt, and as many in turn
+CALM_S = 300.0  # for which fewer are enough before one goes; Kubernetes' autoscaler waits as long
+
+
+class PromptKeys(NamedTuple):
+    """How much there is to read, and what it begins with.
+
+    Attributes:
+        size: of the prompt, in any unit; a key stands for as many as ``Placement`` was told.
+        keys: one for each whole piece; each depends on all that is before it.
+    """
+
+    size: int
+    keys: tuple[bytes, ...] = ()
+
+
+NOTHING = PromptKeys(0)
+
+
+def prompt_of(fields: Mapping[str, Any], salt: str = "") -> PromptKeys:
+    """Return what a request's body becomes a prompt of, in bytes.
+
+    Prompts with another ``salt`` have no key in common.
+    """
+    data = b"\x1e".join(_parts(fields))
+    key, keys = salt.encode(), list[bytes]()
+    end = min(len(data) // PIECE_BYTES, _MAX_KEYS) * PIECE_BYTES
+    for begin in range(0, end, PIECE_BYTES):
+        key = blake2b(key + data[begin : begin + PIECE_BYTES], digest_size=16).digest()
+        keys.append(key)
+    return PromptKeys(len(data), tuple(keys))
+
+
+def _parts(fields: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield the texts of a body that are read; of a list, each entry is a part."""
+    for name in _FIELDS:
+        value = fields.get(name)
+        entries: Iterable[Any] = value if isinstance(value, list) else (value,)
+        for one in entries:
+            if one is not None:
+                text = one if isinstance(one, str) else json.dumps(one, separators=(",", ":"))
+                yield text.encode(errors="surrogatepass")
 
 
 class _Machine:
@@ -244,3 +297,27 @@ class Where:
 def _relative(load: _ServerLoad, mean: float | None) -> float:
     own = load.machine.speed
     return 1.0 if own is None or mean is None else min(_FASTEST, max(1 / _FASTEST, own / mean))
+
+
+class Scaling:
+    """The number of servers that are wanted, which follows the number of requests.
+
+    More are wanted at once. Fewer are wanted when fewer were enough for the last five minutes: a
+    machine takes minutes to come, and what it has read goes with it.
+    """
+
+    def __init__(self, least: int, most: int, requests_each: int) -> None:
+        """Want ``least`` to ``most`` servers, one for each ``requests_each`` at a time."""
+        self._least, self._most, self._requests_each = least, most, requests_each
+        # Of the last minutes, (time, servers): each number is above all that came after it.
+        self._needed = deque[tuple[float, int]]()
+
+    def wanted(self, num_requests: int, now_s: float) -> int:
+        """Return how many servers are wanted for what runs and waits at this time, in seconds."""
+        needed = -(-num_requests // self._requests_each)
+        while self._needed and self._needed[-1][1] <= needed:
+            self._needed.pop()
+        self._needed.append((now_s, needed))
+        while self._needed[0][0] < now_s - CALM_S:
+            self._needed.popleft()
+        return min(self._most, max(self._least, self._needed[0][1]))

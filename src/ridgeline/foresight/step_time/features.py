@@ -3,22 +3,30 @@
 A step is described by five counts. Its time is a table over the first of them, piecewise linear,
 and a rate for each of the others. All rates are at least 0 and the table never falls, so more work
 never takes less time. It knows nothing of clocks and machines.
+
+For steps that are larger than those it was fitted to it is a guess: a rate that few sequences show
+may be another with many. Positions and pairs are left out of this: they grow with the other counts,
+and each request has the same ones under any settings.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from ridgeline.core.records import StepRecord
+from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.step import Step, sampled_from
 from ridgeline.model.cost.costs import Features, visible_pairs
 from ridgeline.model.shape.model import ModelArch
 
 Windows = tuple[tuple[int, float], ...]  # a window, and the share of layers that have it
+SHORTEST_S = 1e-9  # of a step
+# A step counts for the nearest knot, so up to half way to the next power of two: 1.5 times. What is
+# foreseen may go half as far beyond what was measured.
+_TOLERANCE = 1.25
 
 
 def windows_of(arch: ModelArch) -> Windows:
@@ -87,9 +95,6 @@ def in_the_mean(parts: Sequence[tuple[float, Features]]) -> Features:
     )
     tokens, seqs, rows = (max(1, round(count)) for count in (tokens, seqs, rows))
     return Features(tokens, seqs, rows, positions, pairs)
-
-
-SHORTEST_S = 1e-9  # of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +182,43 @@ class StepTime:
 
 def _times(factor: float, value: Any) -> Any:
     return tuple(factor * one for one in value) if isinstance(value, tuple) else factor * value
+
+
+class Reach(NamedTuple):
+    """The most tokens, sequences and rows of the head of any of some steps."""
+
+    num_tokens: int
+    num_seqs: int
+    num_rows: int
+
+    def exceeds(self, fitted: Reach) -> dict[str, tuple[int, int]]:
+        """Return the counts for which these steps are too large for a model of time.
+
+        Args:
+            fitted: the reach of the steps that it was fitted to.
+
+        Returns:
+            The most of these steps and the most of those, by the names of the counts.
+        """
+        pairs = zip(self._fields, self, fitted, strict=True)
+        return {name: (most, known) for name, most, known in pairs if most > _TOLERANCE * known}
+
+
+def reach_of(features: Iterable[Features]) -> Reach | None:
+    """Return the reach of steps with these features; None without any."""
+    counts = [one[: len(Reach._fields)] for one in features]
+    return Reach(*map(max, zip(*counts, strict=True))) if counts else None
+
+
+def reach_of_run(records: Iterable[Record]) -> Reach | None:
+    """Return the reach of the steps of a run; None if it has none."""
+    return reach_of(of_record(record) for record in records if isinstance(record, StepRecord))
+
+
+def in_words(excess: dict[str, tuple[int, int]]) -> str:
+    """Return what ``Reach.exceeds`` found: "up to 8 sequences (measured: 4)"."""
+    nouns = {"num_tokens": "tokens", "num_seqs": "sequences", "num_rows": "rows of logits"}
+    found = [
+        f"{most:,} {nouns[name]} (measured: {known:,})" for name, (most, known) in excess.items()
+    ]
+    return f"up to {', '.join(found)}"

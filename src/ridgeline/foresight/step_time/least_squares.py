@@ -2,7 +2,8 @@
 
 Errors are relative, so that a step of 3 ms counts as much as one of 300. A robust fit foresees the
 median; what adds up is the mean, so all rates are multiplied at the end by what makes the sums
-agree. It knows nothing of files, engines and clocks.
+agree. It knows nothing of files, engines and clocks. A calibration is fitted again to steps that
+were seen.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.foresight.step_time.calibration import Calibration, Factors
 from ridgeline.foresight.step_time.features import SHORTEST_S, StepTime, Windows, of_items
-from ridgeline.foresight.step_time.sampler import After, Measured
+from ridgeline.foresight.step_time.sampler import After, Measured, Samples
 from ridgeline.model.cost.costs import Features
+from ridgeline.version import __version__
 
 Floats = NDArray[np.float64]
 
@@ -182,4 +185,37 @@ def _with_after(model: StepTime, after: Sequence[After]) -> StepTime:
         after_s=float(base),
         after_per_row_s=float(per_row),
         after_per_end_s=float(per_end),
+    )
+
+
+def fitted(
+    before: Calibration, samples: Samples, order: Sequence[Measured], source: str, at_s: float
+) -> Calibration:
+    """Fit again: return a calibration of the same model.
+
+    Args:
+        before: stands in where a server has no samples.
+        samples: what to fit to.
+        order: steps as they came, for the factors of the seconds between.
+        source: what it will be called.
+        at_s: now, in seconds since 1970.
+    """
+    knots = before.times.knots
+    steps, after = tuple(samples.steps()), tuple(samples.after())
+    prior = before.times if source == "served" else None  # a server may never see some shapes
+    times = fit(steps, after, knots, windows=before.times.windows, prior=prior)
+    error = cross_validated(steps, knots)
+    factors = Factors()
+    for sample in order:
+        factors.add(sample.seconds, times.seconds(sample.features))
+    return replace(
+        before,
+        source=source,
+        measured_at=round(at_s, 3),
+        version=__version__,
+        times=times,
+        step_error=round(error, 4),
+        factors=tuple(factors.kept),
+        samples=steps,
+        after=after,
     )

@@ -247,7 +247,9 @@ class PredictionMonitor:
 
     def _fit(self, before: Calibration, samples: Samples) -> None:
         """Fit to what was seen, and keep it."""
-        from ridgeline.foresight.step_time.refit import fitted  # here: a start needs no numpy
+        from ridgeline.foresight.step_time.least_squares import (
+            fitted,  # here: a start needs no numpy
+        )
 
         calibration = fitted(before, samples, (), "served", self._now_s())
         change = _ratio(before.times, calibration.times, calibration.samples)

@@ -1,4 +1,10 @@
-"""A division of a model on a device, as a search for choices looks at it."""
+"""A division of a model on a device, as a search for choices looks at it.
+
+How many tokens of prompts its steps should have at least follows from how long they take. Up to
+some number of tokens a step takes as long as reading the weights; from there on arithmetic decides,
+and the time grows with each token. Below that knee a device computes less than it could, so prompts
+wait; far above it those that decode wait for each step.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,6 @@ from dataclasses import dataclass, field
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.foresight.simulator.run import TimeModel
-from ridgeline.foresight.step_time.prompt_pieces import least_prompt_tokens
 from ridgeline.model.cost.costs import Features
 from ridgeline.model.cost.hardware import Price
 from ridgeline.model.cost.ownership import Owned
@@ -19,6 +24,8 @@ from ridgeline.planner.memory.placement import Placement
 
 Alive = Callable[[], None]
 _MOST_TOKENS = 1 << 40
+_MOST = 1 << 13  # tokens; more are in no step
+_KNEES = 2  # docs/adr/0054-pieces-that-suit-the-device.md
 
 
 class _Watched:
@@ -121,3 +128,17 @@ def bounds_of(placement: Placement) -> Bounds:
         setting.block_size,
         setting.max_num_batched_tokens,
     )
+
+
+def least_prompt_tokens(seconds: Callable[[Features], float]) -> int:
+    """Return for how many tokens arithmetic takes twice as long as a step without prompts.
+
+    ``seconds`` is a model of time. At most 8,192.
+    """
+    step_s, many_s, more_s = (seconds(_step(num)) for num in (1, _MOST, 2 * _MOST))
+    token_s = (more_s - many_s) / _MOST
+    return max(1, min(_MOST, round(_KNEES * step_s / token_s))) if token_s > 0 else _MOST
+
+
+def _step(num_tokens: int) -> Features:
+    return Features(num_tokens, num_seqs=1, num_rows=1, num_positions=0, num_pairs=0)

@@ -2,7 +2,7 @@
 
 Every line says how it came about: *measured*, *from the file*, *computed* or *assumed*. Questions
 the other way round (how much context, how many sequences) are answered over the same sum
-(``what_fits``). It reads no file; it knows neither terminal nor HTTP.
+(``placement``). It reads no file; it knows neither terminal nor HTTP.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """What a plan is about: a model's shape, how it is stored, and where that is known from.
 
-A model that the engine can run is known from its file; of any other its config.json or its
-header is read. No weight is ever loaded.
+A model that the engine can run is known from its file; of any other its config.json or its header
+is read, which says the sizes of its tensors. No weight is ever loaded.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,14 +33,24 @@ from ridgeline.model.hub.short_names import packaged
 from ridgeline.model.shape.model import Experts, ModelArch
 from ridgeline.model.shape.recurrent import Delta
 from ridgeline.planner.memory.adapter_room import NO_ADAPTERS, AdapterRoom
-from ridgeline.planner.memory.file_sizes import (
-    bits_per_weight,
-    sizes_by_group,
-    sizes_of_directory,
-)
 
 _MOST_JSON_BYTES = 16 << 20
 _MOST_LETTERS = 200  # of the name that a config gives itself
+_MOST_HEADER_BYTES = 64 << 20
+_BEGINNING_BYTES = 64  # that tell a pointer of git-lfs
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d+)\.")
+# The first that is in a tensor's name decides.
+_GROUPS = (
+    ("vision|visual|audio|mm_|multi_modal|projector", "other towers"),
+    ("_scale_inv|_scales?$|qzeros|g_idx|\\.scales|absmax|_blocks_scales", "scales"),
+    ("norm|ln_", "norms"),
+    ("lm_head|^output\\.", "head"),
+    ("embed|^token_embd", "embedding"),
+    ("expert|_exps|_shexp|router|\\.gate\\.weight|ffn_gate_inp", "experts"),
+    ("mamba|ssm|linear_attn|mixer", "state space"),
+    ("attn|attention", "attention"),
+    ("mlp|ffn|feed_forward", "MLP"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,3 +259,59 @@ def _group(arch: ModelArch, name: str) -> str:
         return "MLP"
     state = layer.recurrent is not None and part in layer.recurrent.shapes(arch.hidden_size)
     return "state space" if state and not isinstance(layer.recurrent, Delta) else "attention"
+
+
+def sizes_of_directory(folder: Path, num_layers: int) -> dict[str, int]:
+    """Return the bytes of a directory's safetensors by group.
+
+    Layers beyond the model's own, which predict several tokens, are left out. Raises ModelFileError
+    if a header is damaged or a file was cut short.
+    """
+    sizes: dict[str, int] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        if not path.name.startswith("consolidated"):  # the same weights once more
+            sizes |= _header_sizes(path)
+    return sizes_by_group(sizes.items(), num_layers)
+
+
+def sizes_by_group(sizes: Iterable[tuple[str, int]], num_layers: int) -> dict[str, int]:
+    """Return the sums of tensors' bytes by group, those of further layers left out."""
+    by_group: dict[str, int] = {}
+    for name, size in sizes:
+        layer = _LAYER.search(name)
+        if layer is None or int(layer[1]) < num_layers:
+            group = next((g for words, g in _GROUPS if re.search(words, name)), "other")
+            by_group[group] = by_group.get(group, 0) + size
+    order = [group for _, group in _GROUPS]
+    return dict(sorted(by_group.items(), key=lambda e: [*order, "other"].index(e[0])))
+
+
+def _header_sizes(path: Path) -> dict[str, int]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        refuse_pointer(path, file.read(_BEGINNING_BYTES))
+        file.seek(0)
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size - 8, _MOST_HEADER_BYTES):
+            raise ModelFileError(f"{path}: a header of {length} bytes in a file of {size}")
+        text = file.read(length)
+    sizes = {}
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end <= size - 8 - length:
+                raise ModelFileError(f"{path}: tensor {name!r} ends behind the file's end")
+            sizes[name] = end - begin
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{path}: its header is damaged ({error})") from error
+    return sizes
+
+
+def bits_per_weight(tensors: Iterable[Tensor]) -> float:
+    """Return how many bits a weight takes on average."""
+    sizes = [(tensor.nbytes, math.prod(tensor.shape)) for tensor in tensors]
+    return 8 * sum(size for size, _ in sizes) / sum(count for _, count in sizes)

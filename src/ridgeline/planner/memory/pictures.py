@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline.planner.memory.in_words import parts_of
-from ridgeline.planner.memory.placement import Placement
+from ridgeline.planner.memory.placement import Placement, parts_of
 from ridgeline.system import svg
 from ridgeline.system.report import gib
 

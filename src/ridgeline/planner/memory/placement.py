@@ -1,8 +1,13 @@
-"""A model on a device: how it is divided, its ledger, and what fits beside it."""
+"""A model on a device: how it is divided, its ledger, what fits beside it, and all of it in words.
+
+How much context, how many sequences and which division fit are questions to a ledger the other way
+round. They are answered by bisection over the same sum, so that what is said to fit does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import get_args
@@ -42,12 +47,7 @@ from ridgeline.planner.memory.own_engine import (
     known_on_gpu,
     on_gpu,
 )
-from ridgeline.planner.memory.what_fits import (
-    max_concurrency,
-    max_context,
-    smallest_tp,
-    widest_format,
-)
+from ridgeline.system.report import gib
 
 LedgerOf = Callable[[Setting], Ledger]
 DEFAULT_CONTEXT = 4096  # tokens, where nothing says how long texts are
@@ -55,6 +55,8 @@ _MOST_RANKS = 16
 _USUAL_ENGINES = {"cpu": OWN, "soc": "llamacpp"}  # by kind of device; else vLLM
 _, *_OUR_CACHES = get_args(KvCacheDtype)  # without "auto"
 _, *_OUR_DTYPES = get_args(Dtype)
+_MOST_TOKENS = 1 << 40
+_MOST_SEQUENCES = 1 << 32
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -333,3 +335,108 @@ def _helps(
         yield f"--context {shorter}"
     if setting.concurrency > 1 and (fewer := max_concurrency(ledger_of, setting)):
         yield f"--concurrency {fewer}"
+
+
+def max_context(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int | None:
+    """Return the longest context, in whole blocks, with which all sequences fit; 0 if none does.
+
+    None if there is no end to it, because no layer's cache grows.
+    """
+    size = setting.block_size
+
+    def fits(num_blocks: int) -> bool:
+        return ledger_of(replace(setting, context=num_blocks * size)).fits
+
+    most = _MOST_TOKENS // size
+    longest = _largest(fits, most)
+    return None if longest == most else size * longest
+
+
+def max_concurrency(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int:
+    """Return the most sequences of the setting's context that fit; 0 if none does."""
+    return _largest(lambda n: ledger_of(replace(setting, concurrency=n)).fits, _MOST_SEQUENCES)
+
+
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
+    """Return the largest number from 0 to ``limit`` that fits, if what fits has no gaps."""
+    if not fits(1):
+        return 0
+    low = 1
+    while low < limit and fits(min(2 * low, limit)):
+        low = min(2 * low, limit)
+    high = min(2 * low, limit + 1)  # does not fit, or is beyond the limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def smallest_tp(
+    ledger_of: Callable[[Setting], Ledger], setting: Setting, most_ranks: int
+) -> int | None:
+    """Return the least power of two of ranks, up to ``most_ranks``, on which it fits; or None.
+
+    ``ledger_of`` raises ValueError for a number of ranks that cannot divide the model.
+    """
+    ranks = 1
+    while ranks <= most_ranks:
+        with suppress(ValueError):
+            if ledger_of(replace(setting, tp=ranks)).fits:
+                return ranks
+        ranks *= 2
+    return None
+
+
+def widest_format(ledger_of_format: Callable[[str], Ledger], names: tuple[str, ...]) -> str | None:
+    """Return the first of these formats, from the widest on, in which it fits."""
+    return next((name for name in names if ledger_of_format(name).fits), None)
+
+
+def length(tokens: int | None) -> str:
+    """Return a context for people; None is one without an end."""
+    return "any length" if tokens is None else f"{tokens:,}"
+
+
+def parts_of(ledger: Ledger) -> list[tuple[str, int]]:
+    """Return the five parts of a bar, which sum to the total."""
+    return [
+        ("weights", ledger.weights_bytes),
+        ("KV cache", ledger.kv_bytes),
+        ("activations", ledger.activation_bytes),
+        ("framework", ledger.overhead_bytes),
+        ("margin", ledger.lines[-1].num_bytes),
+    ]
+
+
+def sentence(placement: Placement) -> str:
+    """Return the answer: whether it fits, with how much to spare, and what fits beside it."""
+    ledger, setting = placement.ledger, placement.setting
+    where = _where(placement)
+    if not ledger.fits:
+        missing = max(-ledger.spare_bytes, ledger.kv_need_bytes - ledger.kv_budget_bytes)
+        ways = " or ".join(placement.would_help)
+        hint = f"; it would with {ways}" if ways else "; nothing that was tried makes it fit"
+        return f"does not fit on {where}: {gib(missing)} too much{hint}"
+    each = " on each" if placement.num_devices > 1 else ""
+    sequences = f"{placement.max_concurrency:,} sequence{'s'[: placement.max_concurrency != 1]}"
+    if placement.max_concurrency >= 1 << 32:
+        sequences = "any number of sequences"
+    alternative = ""
+    if placement.max_context is None or placement.max_context > setting.context:
+        alone = "one sequence" if setting.concurrency == 1 else f"{setting.concurrency:,} sequences"
+        alternative = f", or {alone} of {length(placement.max_context)}"
+    return (
+        f"fits on {where} with {gib(ledger.spare_bytes)} to spare{each}: {sequences} of "
+        f"{setting.context:,} tokens{alternative}"
+    )
+
+
+def _where(placement: Placement) -> str:
+    setting, device, count = placement.setting, placement.device, placement.num_devices
+    if device.id == "here":
+        return "this machine"
+    if count == 1:
+        return f"one {device.name}"
+    ways = [f"tensor parallel {setting.tp}"] if setting.tp > 1 else []
+    ways += [f"pipeline parallel {setting.pp}"] if setting.pp > 1 else []
+    return f"{count} {device.name} ({', '.join(ways)})"

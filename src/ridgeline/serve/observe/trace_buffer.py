@@ -19,9 +19,9 @@ from ridgeline.foresight.explain.baseline import predictor, usual_steps
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain, overtakers_of
 from ridgeline.foresight.explain.timeline import timeline
 from ridgeline.foresight.explain.what_would_help import MOST_TOKENS
-from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
-from ridgeline.foresight.trace.reader import Json, Recorded
+from ridgeline.foresight.trace import Json, Recorded
+from ridgeline.foresight.typed import to_json
 from ridgeline.serve.engine.interface import EngineClient
 
 _MAX_BYTES = 16 << 20

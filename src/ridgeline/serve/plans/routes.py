@@ -27,13 +27,13 @@ from ridgeline.foresight.simulator.workload import parse_length
 from ridgeline.model.cost.format_bytes import FORMATS, KV_BYTES
 from ridgeline.model.cost.hardware import Device
 from ridgeline.planner import LoadFlags, Plan, PlanFlags
+from ridgeline.planner.capacity.pictures import choices_svg
 from ridgeline.planner.catalogue import devices, this_machine
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.ledger import ENGINES
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.plan import plan_for
-from ridgeline.planner.purchase_picture import choices_svg
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.gate import client_left

@@ -32,7 +32,7 @@ from pydantic import (
 from ridgeline.core.decoding.search import check_search
 from ridgeline.core.engine import changed
 from ridgeline.core.params import SamplingParams
-from ridgeline.foresight.record_json import params_from
+from ridgeline.foresight.typed import params_from
 from ridgeline.text.messages.calls import Piece
 from ridgeline.text.messages.message import REASONINGS, MessageForm
 from ridgeline.text.messages.tools import Tool, ToolFormat, ToolUse

@@ -16,8 +16,7 @@ from heapq import heappop, heappush
 from itertools import count, islice
 
 from ridgeline.core.records import EngineRecord, RequestRecord
-from ridgeline.foresight.routing.prompt import PromptKeys
-from ridgeline.foresight.routing.where import Where
+from ridgeline.foresight.routing.where import PromptKeys, Where
 from ridgeline.foresight.simulator.drafts import Drafts
 from ridgeline.foresight.simulator.fleet.routers import Router, View, keys_of, least_tokens
 from ridgeline.foresight.simulator.fleet.way import Ended, Way

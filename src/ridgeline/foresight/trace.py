@@ -1,12 +1,15 @@
-"""A trace that is read: its lines found by request and by time, and parsed only where needed.
+"""A trace: the file behind ``--trace`` is written as JSON lines, and read again.
 
-Lines come from a file of ``--trace`` or from what a server remembers. Of prompts it keeps how long
-they are.
+Lines to read come from such a file or from what a server remembers. They are found by request and
+by time, and parsed only where needed. Of prompts it keeps how long they are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
+import os
 import re
 from array import array
 from bisect import bisect_left, bisect_right
@@ -16,13 +19,13 @@ from dataclasses import MISSING, Field, fields
 from itertools import accumulate, takewhile
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
+from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.scheduling.policies import POLICIES
 from ridgeline.core.step import Wait
 from ridgeline.foresight.simulator.replay import params_of
-from ridgeline.foresight.typed import parse, typed
+from ridgeline.foresight.typed import parse, to_json, typed
 
 Json = dict[str, Any]
 
@@ -43,6 +46,7 @@ _REASONS = frozenset(Wait)
 _LEAST_STEPS = 200  # some of which say how long a step takes
 _LEAST_TOKENS = 16  # as which a request counts, a text to embed too: it costs a simulation as much
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # before a request's name in an answer's id
+_MODE = 0o600  # of a new file: it has the token ids of prompts
 
 
 class Recorded:
@@ -344,3 +348,48 @@ def _last_idle(known: Iterable[tuple[Json, int]]) -> int:
             last = number
         end_s = max(end_s, one["finish_s"])
     return last
+
+
+class TraceWriter:
+    """Writes records to a file. If that fails it gives the file up, and the engine goes on.
+
+    Attributes:
+        num_lost: records that are not in the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Begin a new file. Raises OSError, which names it, if that cannot be."""
+        self.path = path
+        self.num_lost = 0
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
+            self._file: TextIO | None = open(descriptor, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise self._said(error) from None
+
+    def __call__(self, record: Record) -> None:
+        """Write a record. Raises OSError only for the first, before the engine has begun."""
+        if self._file is None:
+            self.num_lost += 1
+            return
+        try:
+            print(json.dumps(to_json(record), separators=(",", ":")), file=self._file)
+        except OSError as error:
+            self.num_lost += 1
+            self.close()
+            if isinstance(record, EngineRecord):
+                raise self._said(error) from None
+            import logging  # here: a start without trouble needs none
+
+            log = logging.getLogger("ridgeline.trace")
+            log.error("%s; it ends here, and the engine goes on", self._said(error))
+
+    def close(self) -> None:
+        """Close the file; what could not be written is lost."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        self._file = None
+
+    def _said(self, error: OSError) -> OSError:
+        return OSError(f"cannot write the trace {self.path}: {error.strerror}")

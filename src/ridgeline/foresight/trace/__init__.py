@@ -1,1 +1,0 @@
-"""Traces of a run: written as it goes, read and checked afterwards."""
