@@ -22,9 +22,9 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
         print_embeddings,
     )
+    from ridgeline.engine.vllm.arguments import EngineArgs, FlexibleArgumentParser
     from ridgeline.engine.vllm.beams import BeamSearchOutput, BeamSearchParams
     from ridgeline.engine.vllm.metrics import Counter, Gauge, Histogram, Vector
-    from ridgeline.engine.vllm.options import EngineArgs, FlexibleArgumentParser
     from ridgeline.engine.vllm.params import PoolingParams, SamplingParams, TextPrompt, TokensPrompt
 
 __all__ = [
@@ -57,8 +57,8 @@ _PLACES = {
     "BeamSearchOutput": "ridgeline.engine.vllm.beams",
     "BeamSearchParams": "ridgeline.engine.vllm.beams",
     "Counter": "ridgeline.engine.vllm.metrics",
-    "EngineArgs": "ridgeline.engine.vllm.options",
-    "FlexibleArgumentParser": "ridgeline.engine.vllm.options",
+    "EngineArgs": "ridgeline.engine.vllm.arguments",
+    "FlexibleArgumentParser": "ridgeline.engine.vllm.arguments",
     "Gauge": "ridgeline.engine.vllm.metrics",
     "Histogram": "ridgeline.engine.vllm.metrics",
     "LLM": "ridgeline.engine.llm",

@@ -68,7 +68,6 @@ from ridgeline.engine.vllm.metrics import Metric, metrics_of
 from ridgeline.engine.vllm.options import INSTEAD, UseTqdm, taken, wants_progress
 from ridgeline.engine.vllm.tokenizer import TokenizerView
 from ridgeline.foresight.counts import Counts
-from ridgeline.foresight.trace import TraceWriter
 from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.summary import summarise
@@ -77,6 +76,7 @@ from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ridgeline.engine.kv_disk.tier import Tier
+    from ridgeline.foresight.trace import TraceWriter
 
 LEVELS = (1, 2)
 ContentFormat = Literal["auto", "string", "openai"]
@@ -188,7 +188,11 @@ class LLM:
             say(line)
         for note in (*self.config.notes, *dropped):
             say(f"note: {note}")
-        self.trace = TraceWriter(Path(engine_options.trace)) if engine_options.trace else None
+        self.trace: TraceWriter | None = None
+        if engine_options.trace:
+            from ridgeline.foresight.trace import TraceWriter  # here: most engines write none
+
+            self.trace = TraceWriter(Path(engine_options.trace))
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
         limit = (
