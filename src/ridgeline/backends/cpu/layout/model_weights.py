@@ -51,8 +51,7 @@ from ridgeline.backends.sampler.step_output import PROMPT_ROWS
 from ridgeline.model.files.rope.tables import query_scales, rope_tables
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import one_group
-from ridgeline.model.shape.model import ModelArch
-from ridgeline.model.shape.rope import Rope
+from ridgeline.model.shape.model import ModelArch, Rope
 from ridgeline.system.machine import available_bytes
 
 Floats = NDArray[np.float32]
