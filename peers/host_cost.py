@@ -14,7 +14,7 @@ import statistics
 import time
 
 from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.core.fold import commit
+from ridgeline.core.commit import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
 from ridgeline.core.scheduling.policies import SplitFuse

@@ -12,14 +12,14 @@ from typing import Any
 
 from ridgeline.core.cache.kvcache import KVCache, hash_block
 from ridgeline.core.cache.states import StateSlots
+from ridgeline.core.commit import commit
 from ridgeline.core.decoding.search import new_search
 from ridgeline.core.engine import Engine
-from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.request import NO_ADAPTER, Adapter, Request, Sequence
 from ridgeline.core.scheduling.policies import POLICIES as by_name
-from ridgeline.core.scheduling.policies import Load, Policy, Queue, Wish
+from ridgeline.core.scheduling.policies import Load, Policy, Queue, TokenRequest
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
@@ -30,14 +30,16 @@ POLICIES = tuple(by_name.values())
 
 @dataclass(frozen=True)
 class YoungestFirst:
-    """A policy that wishes in the worst order, so that the young are granted, then preempted."""
+    """A policy that asks in the worst order, so that the young are granted, then preempted."""
 
     name: str = "youngest first"
     reserve_full: bool = False
     whole_prompts: bool = False
-    least: int = 1
+    min_chunk: int = 1
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+    def token_requests(
+        self, running: Queue, waiting: Queue, load: Load, budget: int
+    ) -> Iterator[TokenRequest]:
         for seq in reversed(running):
             yield seq, seq.num_pending
         for seq in waiting:
@@ -84,7 +86,7 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     waits = dict(step.waits)
     queues = scheduler.queues.running, scheduler.queues.waiting, scheduler.queues.paused
     running, waiting, paused = ([seq.id for seq in queue] for queue in queues)
-    ranks = {seq.id: (seq.is_surplus, seq.request.rank) for queue in queues for seq in queue}
+    ranks = {seq.id: (seq.is_over_share, seq.request.order) for queue in queues for seq in queue}
     assert len(sizes) == len(step.work), "a sequence runs twice in one step"
     assert sum(sizes.values()) <= scheduler.max_num_batched_tokens
     assert len(running) <= scheduler.queues.max_num_seqs

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.commit import commit
 from ridgeline.core.decoding.text import TextStream
-from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.request import Request, Status

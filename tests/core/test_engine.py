@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from ridgeline.core.fold import abort
+from ridgeline.core.commit import abort
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
-from ridgeline.core.scheduling.policies import Load, Queue, SplitFuse, Static, Wish
+from ridgeline.core.scheduling.policies import Load, Queue, SplitFuse, Static, TokenRequest
 from ridgeline.core.step import FinishReason
 from tests.core.harness import (
     expected,
@@ -263,10 +263,12 @@ def test_after_an_exception_of_the_backend_the_answers_are_the_same(
 
 
 class OldestLast(SplitFuse):
-    """Wishes for the oldest after all others."""
+    """Asks for the oldest after all others."""
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
-        yield from super().wishes([*running[1:], *running[:1]], waiting, load, budget)
+    def token_requests(
+        self, running: Queue, waiting: Queue, load: Load, budget: int
+    ) -> Iterator[TokenRequest]:
+        yield from super().token_requests([*running[1:], *running[:1]], waiting, load, budget)
 
 
 def test_a_copy_is_not_repeated_when_its_source_has_another_owner() -> None:
@@ -466,9 +468,11 @@ def test_without_a_listener_nothing_is_recorded() -> None:
 
 
 class Mute(SplitFuse):
-    """Wishes nothing."""
+    """Asks for nothing."""
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+    def token_requests(
+        self, running: Queue, waiting: Queue, load: Load, budget: int
+    ) -> Iterator[TokenRequest]:
         return iter(())
 
 

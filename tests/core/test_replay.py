@@ -127,7 +127,7 @@ def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
     assert replay(records) == Replay(num_steps, num_requests, None, None)
 
 
-@pytest.mark.parametrize("policy", [SplitFuse(least=3), Orca(reserve_full=False)], ids=repr)
+@pytest.mark.parametrize("policy", [SplitFuse(min_chunk=3), Orca(reserve_full=False)], ids=repr)
 def test_a_policy_with_settings_of_its_own_decides_the_same_again(policy: Policy) -> None:
     records = recorded(policy, 1)
     num_steps, num_requests = (

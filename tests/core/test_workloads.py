@@ -20,13 +20,13 @@ from tests.core.harness import (
     tokens_of,
 )
 
-Wish = tuple[tuple[int, ...], SamplingParams]
+TokenRequest = tuple[tuple[int, ...], SamplingParams]
 MAX_LEN = 40
 
 
-def workload(dice: random.Random, size: int) -> list[Wish]:
+def workload(dice: random.Random, size: int) -> list[TokenRequest]:
     """Return requests over two letters, some of them exact repeats of earlier ones."""
-    wishes: list[Wish] = []
+    wishes: list[TokenRequest] = []
     for _ in range(size):
         prompt = tuple(dice.choices((0, 1), k=dice.randint(1, 25)))
         if wishes and dice.random() < 0.5:
@@ -43,7 +43,7 @@ def workload(dice: random.Random, size: int) -> list[Wish]:
 
 
 def serve(
-    wishes: list[Wish],
+    wishes: list[TokenRequest],
     num_blocks: int,
     block_size: int,
     *,

@@ -79,7 +79,7 @@ def test_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert digest() == before
     for name in (
         "bench/__init__.py",
-        "core/fold.py",
+        "core/commit.py",
         "serve/prompts.py",
         "model/files/rope/tables.py",
     ):

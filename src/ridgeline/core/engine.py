@@ -12,7 +12,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any, TypeVar
 
-from ridgeline.core import fold
+from ridgeline.core import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Search, Text
@@ -108,7 +108,7 @@ class Engine:
             answers=answers,
             arrival_s=self._clock() if arrival_s is None else arrival_s,
         )
-        fold.resume(request)
+        commit.resume(request)
         self.scheduler.add(request)
         self._next_id += 1
         self.requests[request_id] = request
@@ -121,7 +121,7 @@ class Engine:
         if request is None:
             return []
         self._since["aborted"].append(request_id)
-        events = fold.abort(self.scheduler.queues, request)
+        events = commit.abort(self.scheduler.queues, request)
         self._close(request_id, self._clock())
         return events
 
@@ -181,7 +181,7 @@ class Engine:
         executed_s = self._clock()
         if self.scheduler.speculation:
             self.scheduler.speculation.note_step(step, output, executed_s - start_s)
-        events = fold.commit(self.scheduler.queues, step, output)
+        events = commit.commit(self.scheduler.queues, step, output)
         if self.scheduler.speculation and any(work.drafts for work in step.work):
             output = output._replace(tokens=_kept(step, output, events))
         self._note_step(step, output, load, filled, (start_s, scheduled_s, executed_s))
@@ -306,7 +306,7 @@ class Engine:
             num_checkpoints=None if kv.states is None else kv.states.num_checkpoints,
             windows=kv.windows,
             looks_ahead=scheduler.looks_ahead,
-            least_prompt_tokens=scheduler.policy.least,
+            least_prompt_tokens=scheduler.policy.min_chunk,
             reserve_full=scheduler.policy.reserve_full,
         )
 

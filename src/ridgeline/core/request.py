@@ -178,7 +178,7 @@ class Request:
         max_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)
         eos = () if params.ignore_eos else self.eos_ids
         seed = (self.default_seed if params.seed is None else params.seed) % (1 << 64)
-        self.rank = self.due_s, self.id  # of two requests, the lower one goes first
+        self.order = self.due_s, self.id  # of two requests, the lower one goes first
         self.cache_root += self.adapter.digest
         self.max_len = len(prompt) + max_tokens
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
@@ -230,7 +230,7 @@ class Sequence:
     state: int = -1  # its slot in ``states``
     num_slots: int = 1  # that it takes while it runs: the first beam has those of the others too
     num_before: int = 0  # of the tokens of the answer, those from elsewhere
-    is_surplus: bool = False  # beyond its owner's share of the slots
+    is_over_share: bool = False  # beyond its owner's share of the slots
     candidates: Candidates = ()  # of a beam that waits until the others have theirs
     similarity: float = 0.0  # of such a beam's last token
 

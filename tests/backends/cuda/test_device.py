@@ -126,4 +126,4 @@ def test_prompts_come_in_pieces_that_suit_the_weights_format(
     assert 600 <= least("bf16") < 800  # 2 bytes, 2 operations a weight; an embedding as well
     assert least("int8") == pytest.approx(least("bf16") * 0.53, rel=0.02)
     assert least("int4") < least("int8") < least("bf16")
-    assert least("f32") == SplitFuse.least
+    assert least("f32") == SplitFuse.min_chunk

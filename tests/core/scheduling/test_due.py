@@ -47,14 +47,17 @@ def test_a_prompt_that_is_due_passes_older_and_shorter_ones() -> None:
     add(scheduler, 1, 2)
     add(scheduler, 2, 30, due_s=5.0)
     assert sizes_of(run_step(scheduler)) == {(2, 0): 20}
-    assert [s.id[0] for s, _ in Orca().wishes([], scheduler.queues.waiting, Load(), 9)] == [0, 1]
+    assert [s.id[0] for s, _ in Orca().token_requests([], scheduler.queues.waiting, Load(), 9)] == [
+        0,
+        1,
+    ]
 
 
 def test_who_is_due_leaves_room_only_to_others_that_are() -> None:
     due, sooner, other = waiting(0, 100, 5.0), waiting(1, 20, 3.0), waiting(2, 10)
 
     def wanted(*seqs: Sequence) -> list[tuple[int, int]]:
-        return [(s.id[0], count) for s, count in SplitFuse().wishes([], seqs, Load(), 100)]
+        return [(s.id[0], count) for s, count in SplitFuse().token_requests([], seqs, Load(), 100)]
 
     assert wanted(due, other) == [(0, 100)]
     assert wanted(due, sooner, other) == [(1, 20), (0, 80)]

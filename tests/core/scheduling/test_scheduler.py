@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.core.fold import commit
+from ridgeline.core.commit import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Status
 from ridgeline.core.scheduling.policies import Orca, Policy, Static

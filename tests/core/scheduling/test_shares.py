@@ -261,23 +261,23 @@ def decoding(owner: str, first_id: int, count: int) -> list[Sequence]:
     return seqs
 
 
-def wished(
+def requested(
     policy: SplitFuse, running: list[Sequence], waiting: Listing[Sequence] = ()
 ) -> list[Sequence]:
-    return [seq for seq, _ in policy.wishes(running, waiting, Load(), 500)]
+    return [seq for seq, _ in policy.token_requests(running, waiting, Load(), 500)]
 
 
 def test_a_step_has_as_many_of_an_owner_as_of_all_others() -> None:
     """So a step beside many answers of another key is at most about twice as long."""
     policy = SplitFuse()
     many = decoding("a", 0, 40)
-    assert len(wished(policy, many)) == 40
-    assert len(wished(policy, many[:7] + decoding("v", 50, 1))) == 5
+    assert len(requested(policy, many)) == 40
+    assert len(requested(policy, many[:7] + decoding("v", 50, 1))) == 5
     for num_others, most in ((1, 4), (12, 12), (30, 30)):
-        chosen = wished(policy, many + decoding("v", 50, num_others))
+        chosen = requested(policy, many + decoding("v", 50, num_others))
         assert Counter(s.request.owner for s in chosen) == {"a": most, "v": num_others}
     newcomer = request_of(60, [1, 2, 3], owner="v").sequences
-    assert len(wished(policy, many, newcomer)) == 4 + 1
+    assert len(requested(policy, many, newcomer)) == 4 + 1
 
 
 def prompts_of(owner: str, first_id: int, count: int, *, length: int) -> list[Sequence]:
@@ -290,7 +290,7 @@ def test_beside_another_owner_many_prompts_count_as_one(load: Load) -> None:
     """So a step of an answer is about twice as long at most, however many texts another sends."""
     policy, (answer,) = SplitFuse(), decoding("v", 0, 1)
     flood = prompts_of("a", 10, 50, length=20)
-    found = list(policy.wishes([answer], flood, load, 2000))
+    found = list(policy.token_requests([answer], flood, load, 2000))
     assert found[0] == (answer, 1)
     assert sum(count for _, count in found[1:]) == 6
 
@@ -301,21 +301,23 @@ def test_prompts_of_two_owners_have_equal_parts_whether_due_or_short(due_s: floa
     flood, (newcomer,) = prompts_of("a", 10, 50, length=4), prompts_of("b", 90, 1, length=30)
     for seq in flood:
         seq.request.due_s = due_s
-    granted = dict(policy.wishes([answer], [*flood, newcomer], Load(), 2000))
+    granted = dict(policy.token_requests([answer], [*flood, newcomer], Load(), 2000))
     assert granted == {answer: 1, newcomer: 6, flood[0]: 4, flood[1]: 2}  # of 12 for two owners
     newcomer.num_pending, newcomer.num_computed = 2, 28  # what it does not want is for the other
-    granted = dict(policy.wishes([answer], [*flood, newcomer], Load(), 2000))
+    granted = dict(policy.token_requests([answer], [*flood, newcomer], Load(), 2000))
     assert granted == {answer: 1, newcomer: 2, **dict.fromkeys(flood[:2], 4), flood[2]: 2}
 
 
 def test_who_decodes_is_held_up_by_prompts_of_its_own_as_when_alone() -> None:
     policy, flood = SplitFuse(), prompts_of("a", 10, 50, length=40)
     own, (answer,) = prompts_of("v", 90, 1, length=300), decoding("v", 0, 1)
-    found = [*policy.wishes([answer], [*flood, *own], Load(num_outside=99), 2000)]
+    found = [*policy.token_requests([answer], [*flood, *own], Load(num_outside=99), 2000)]
     assert sum(count for _, count in found[1:]) == 64
     assert sum(count for seq, count in found if seq in own) == 32
     both = decoding("v", 0, 3) + decoding("a", 3, 3)
-    found = [*policy.wishes(both, [*flood, *prompts_of("v", 90, 6, length=40)], Load(), 2000)]
+    found = [
+        *policy.token_requests(both, [*flood, *prompts_of("v", 90, 6, length=40)], Load(), 2000)
+    ]
     assert sum(count for _, count in found[6:]) == 2 * 64  # twice as many of "v" wait as decode
 
 
@@ -323,18 +325,18 @@ def test_what_is_beyond_an_owners_share_comes_last_and_gets_what_is_left() -> No
     policy = SplitFuse()
     flood, (newcomer,) = prompts_of("a", 10, 3, length=40), prompts_of("v", 90, 1, length=70)
     for seq in flood[1:]:
-        seq.is_surplus = True
-    found = [*policy.wishes([], [flood[0], newcomer, *flood[1:]], Load(), 150)]
+        seq.is_over_share = True
+    found = [*policy.token_requests([], [flood[0], newcomer, *flood[1:]], Load(), 150)]
     assert found == [(flood[0], 32), (newcomer, 32)], "a short step, whoever comes next"
     newcomer.num_pending, newcomer.num_computed = 10, 60
-    found = [*policy.wishes([], [newcomer, flood[0], *flood[1:]], Load(), 150)]
+    found = [*policy.token_requests([], [newcomer, flood[0], *flood[1:]], Load(), 150)]
     assert found == [(newcomer, 10), (flood[0], 40), (flood[1], 14)]
 
 
 def test_all_of_an_owner_decode_in_turn() -> None:
     policy, many, other = SplitFuse(), decoding("a", 0, 40), decoding("v", 50, 1)
     for _ in range(39):
-        for seq in wished(policy, many + other):
+        for seq in requested(policy, many + other):
             seq.tokens.append(7)
     counts = [seq.num_generated for seq in many]
     assert counts[0] == 39, "the oldest in each step"
@@ -365,7 +367,7 @@ def test_answers_are_the_same_whoever_else_asks(
     wishes: list[tuple[str, int, int, dict[str, object], int]],
     least: int,
 ) -> None:
-    policy = SplitFuse(least=least) if isinstance(policy, SplitFuse) else policy
+    policy = SplitFuse(min_chunk=least) if isinstance(policy, SplitFuse) else policy
     replica, _ = server(24, 4, 40, policy)
     engine = replica.engine
     answers: dict[SeqId, list[int]] = {}
@@ -400,14 +402,14 @@ def test_marks_are_gone_with_the_other_owner() -> None:
     for request_id, owner in enumerate("aab"):
         scheduler.add(request_of(request_id, [1, 2], owner=owner, max_tokens=8))
     assert sizes_of(run_step(scheduler)).keys() == {(0, 0), (2, 0)}
-    (surplus,) = scheduler.queues.waiting
-    assert surplus.is_surplus
-    scheduler.queues.pause(surplus.request)
-    assert not surplus.is_surplus
-    scheduler.queues.resume(surplus.request)
+    (later,) = scheduler.queues.waiting
+    assert later.is_over_share
+    scheduler.queues.pause(later.request)
+    assert not later.is_over_share
+    scheduler.queues.resume(later.request)
     run_step(scheduler)
-    assert surplus.is_surplus
+    assert later.is_over_share
     scheduler.queues.drop(scheduler.queues.alive[2, 0])
     run_step(scheduler)
-    assert not surplus.is_surplus
+    assert not later.is_over_share
     assert not scheduler.queues.is_shared

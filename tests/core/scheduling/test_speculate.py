@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from ridgeline.core.commit import commit
 from ridgeline.core.decoding.drafts.depth import Depth
 from ridgeline.core.decoding.drafts.jacobi import Lookahead
 from ridgeline.core.decoding.drafts.suffix import SuffixLookup
-from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.scheduling.policies import Policy

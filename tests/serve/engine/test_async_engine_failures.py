@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.core import fold
+from ridgeline.core import commit
 from tests.serve.engine.test_async_engine import (
     COMPLETE,
     GOOD,
@@ -27,11 +27,11 @@ from tests.waiting import PATIENCE_S, eventually
 def test_a_bug_in_the_engine_ends_all_and_leaves_it_able(
     served: Served, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
-    def commit(*arguments: object) -> None:
+    def failing(*arguments: object) -> None:
         raise kind("a bug of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fold, "commit", commit)
+        patch.setattr(commit, "commit", failing)
         assert [status for status, _ in texts(served, GOOD)] == [500] * 6
     assert answer_of(ask(served, GOOD[0]))
     assert served.call("/health")[0] == served.call("/ready")[0] == 200
@@ -43,7 +43,7 @@ def test_an_engine_that_cannot_go_on_says_so(model: Path, monkeypatch: pytest.Mo
         def broken(*arguments: object) -> None:
             raise AssertionError("a bug of ours")
 
-        monkeypatch.setattr(fold, "commit", broken)
+        monkeypatch.setattr(commit, "commit", broken)
         monkeypatch.setattr(served.llm.engine, "check", broken)
         assert ask(served, [40])[0] == 500
         for path in ("/health", "/ready"):
@@ -87,7 +87,7 @@ def test_if_the_thread_ends_all_the_same_nobody_waits_for_it(
         with ThreadPoolExecutor(1) as pool:
             asking = pool.submit(served.call, COMPLETE, LONG | {"stream": stream})
             eventually(lambda: served.valve.num_steps == 4)
-            monkeypatch.setattr(fold, "commit", broken)
+            monkeypatch.setattr(commit, "commit", broken)
             monkeypatch.setattr(async_engine, "_clear", broken)
             go_on.set()
             status, answer, _ = asking.result()

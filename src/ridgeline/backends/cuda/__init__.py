@@ -131,7 +131,7 @@ def least_prompt_tokens(arch: ModelArch, setup: Setup) -> int:
     so what suits processors is taken.
     """
     if setup.dtype == "f32":
-        return SplitFuse.least
+        return SplitFuse.min_chunk
     read_bytes = weight_bytes(arch, weight_bits(setup.dtype) / 8)
     ops_per_byte = device.ops_per_byte() or _OPS_PER_BYTE
-    return max(SplitFuse.least, round(2 * read_bytes * ops_per_byte / linear_flops(arch, 1)))
+    return max(SplitFuse.min_chunk, round(2 * read_bytes * ops_per_byte / linear_flops(arch, 1)))

@@ -83,7 +83,7 @@ def room_bytes(checkpoint: Checkpoint, setup: Setup) -> None:
 def least_prompt_tokens(arch: ModelArch, setup: Setup) -> int:
     """Return what the policy takes by itself: it was found for processors."""
     del arch, setup
-    return SplitFuse.least
+    return SplitFuse.min_chunk
 
 
 def looks_ahead(arch: ModelArch, setup: Setup) -> bool:

@@ -162,7 +162,7 @@ def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
         num_checkpoints=config.num_checkpoints,
         windows=tuple(group.window for group in config.groups),
         looks_ahead=config.looks_ahead,
-        least_prompt_tokens=config.policy.least,
+        least_prompt_tokens=config.policy.min_chunk,
         reserve_full=config.policy.reserve_full,
     )
 

@@ -1,8 +1,8 @@
 """Policies: which sequences should run next, and how many tokens of each.
 
-A policy is a generator of wishes in priority order over read-only sequences. It touches no block,
-knows nothing of budgets and cannot break an invariant: the scheduler grants what fits. Beside the
-engine's own stand older ones, which read prompts whole.
+A policy is a generator of token requests in priority order over read-only sequences. It touches no
+block, knows nothing of budgets and cannot break an invariant: the scheduler grants what fits.
+Beside the engine's own stand older ones, which read prompts whole.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.core.request import Sequence, Status
 
-_num_pending, _due_s = attrgetter("num_pending"), attrgetter("is_surplus", "request.due_s")
-_owner, _group = attrgetter("request.owner"), attrgetter("is_surplus", "request.owner")
-Queue = Listing[Sequence]  # in the order of ``queues.by_rank``
-Wish = tuple[Sequence, int]  # sequence, and tokens wanted; at most its pending tokens are granted
+_num_pending, _due_s = attrgetter("num_pending"), attrgetter("is_over_share", "request.due_s")
+_owner, _group = attrgetter("request.owner"), attrgetter("is_over_share", "request.owner")
+Queue = Listing[Sequence]  # in the order of ``queues.by_order``
+TokenRequest = tuple[Sequence, int]  # and tokens wanted; at most its pending ones are granted
 
-_Pieces = Generator[Wish, None, int]  # returns how many tokens are left
+_Chunks = Generator[TokenRequest, None, int]  # returns how many tokens are left
 
 
 class Load(NamedTuple):
     """What a policy may know of the world outside the queues.
 
     Attributes:
-        num_outside: prompts that wait before the engine and cannot be wished for yet.
+        num_outside: prompts that wait before the engine and cannot be requested yet.
         is_read: whether a client reads an answer while it grows; else only its end counts.
     """
 
@@ -54,22 +54,24 @@ class Policy(Protocol):
         """Whether all pending tokens of a sequence must run in one step."""
 
     @property
-    def least(self) -> int:
+    def min_chunk(self) -> int:
         """How many tokens of prompts beside those that decode suit the device."""
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
-        """Yield wishes, those of highest priority first, for a step of ``budget`` tokens."""
+    def token_requests(
+        self, running: Queue, waiting: Queue, load: Load, budget: int
+    ) -> Iterator[TokenRequest]:
+        """Yield what to compute, the highest priority first, in a step of ``budget`` tokens."""
 
 
-def _in_turn(decoding: Queue, least: int) -> Iterator[Sequence]:
-    """Yield who decodes: of each owner as many as of all others together, or ``least``."""
+def _in_turn(decoding: Queue, min_chunk: int) -> Iterator[Sequence]:
+    """Yield who decodes: of each owner as many as of all others together, or ``min_chunk``."""
     for _, (first, *others) in groupby(sorted(decoding, key=_owner), _owner):
-        most = max(least, len(decoding) - 1 - len(others))
+        most = max(min_chunk, len(decoding) - 1 - len(others))
         at = sum(seq.num_generated for seq in others) % max(1, len(others))  # moves on
         yield from (first, *(others[at:] + others[:at])[: most - 1])
 
 
-def _pieces(group: Queue, left: int, *, is_read: bool, is_held_up: bool) -> _Pieces:
+def _chunks(group: Queue, left: int, *, is_read: bool, is_held_up: bool) -> _Chunks:
     """Yield an owner's first prompt, then others, short ones first; ranked tokens take twice."""
     kept, (first, *others) = 0, group
     if is_read:
@@ -89,39 +91,42 @@ def _pieces(group: Queue, left: int, *, is_read: bool, is_held_up: bool) -> _Pie
 
 @dataclass(frozen=True)
 class SplitFuse:
-    """One token for each that decodes, then prompts in pieces (Holmes et al., FastGen, 2024).
+    """One token for each that decodes, then prompts in chunks (Holmes et al., FastGen, 2024).
 
-    While more decode than wait, prompts get as many tokens as decode, at least ``least``: steps are
-    not much longer (Agrawal et al., Sarathi-Serve, OSDI 2024). Due ones go first; while a client
-    reads, the first prompt leaves half to shorter ones. Beside others an owner decodes as many as
-    all of them, or a sixteenth of ``least``; it reads as many tokens, or a tenth of ``least``.
+    While more decode than wait, prompts get as many tokens as decode, at least ``min_chunk``: steps
+    are not much longer (Agrawal et al., Sarathi-Serve, OSDI 2024). Due ones go first; while a
+    client reads, the first prompt leaves half to shorter ones. Beside others an owner decodes as
+    many as all of them, or a sixteenth of ``min_chunk``; it reads as many tokens, or a tenth of it.
     """
 
     name: str = "splitfuse"
     reserve_full: bool = False
     whole_prompts: bool = False
-    least: int = 64  # of a processor; a GPU's is larger
+    min_chunk: int = 64  # of a processor; a GPU's is larger
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+    def token_requests(
+        self, running: Queue, waiting: Queue, load: Load, budget: int
+    ) -> Iterator[TokenRequest]:
         """Yield single tokens first, then of each owner the first prompt, then short ones."""
         prompts = sorted([*[seq for seq in running if seq.num_pending > 1], *waiting], key=_due_s)
         now = [seq for seq in running if seq.num_pending == 1]
-        few = max(1, self.least // 10)  # tokens of each owner's prompts (docs/adr/0027)
+        few = max(1, self.min_chunk // 10)  # tokens of each owner's prompts (docs/adr/0027)
         rows, waits = Counter(map(_owner, now)), Counter(map(_owner, prompts))
         if is_shared := len(rows | waits) > 1:
-            now = [*_in_turn(now, max(1, self.least // 16))]  # doubles a step with one row
+            now = [*_in_turn(now, max(1, self.min_chunk // 16))]  # doubles a step with one row
         yield from ((seq, 1) for seq in now)
         decoding, left, is_read = len(now), budget - len(now), load.is_read or is_shared
         groups = [[*group] for _, group in groupby(sorted(prompts, key=_group), _group)]
-        groups.sort(key=lambda group: (group[0].is_surplus, sum(map(_num_pending, group))))
-        num = sum(not group[0].is_surplus for group in groups)
+        groups.sort(key=lambda group: (group[0].is_over_share, sum(map(_num_pending, group))))
+        num = sum(not group[0].is_over_share for group in groups)
         if is_held_up := is_shared or (is_read and decoding > 0):
-            least, outside = (few * num, 0) if is_shared else (self.least, load.num_outside)
-            pace = min([self.least * (waits[o] + outside) // rows[o] for o in rows] or [self.least])
+            least, outside = (few * num, 0) if is_shared else (self.min_chunk, load.num_outside)
+            paces = [self.min_chunk * (waits[o] + outside) // rows[o] for o in rows]
+            pace = min(paces or [self.min_chunk])
             left = min(left, max(decoding, least, pace))
         for i, group in enumerate(groups):  # of equal parts, what is not wanted is for the others
             part = -(-left // max(1, num - i))
-            left += (yield from _pieces(group, part, is_read=is_read, is_held_up=is_held_up)) - part
+            left += (yield from _chunks(group, part, is_read=is_read, is_held_up=is_held_up)) - part
 
 
 @dataclass(frozen=True)
@@ -131,9 +136,11 @@ class Static:
     name: str = "static"
     reserve_full: bool = True
     whole_prompts: bool = True
-    least: int = SplitFuse.least  # not used: prompts run whole
+    min_chunk: int = SplitFuse.min_chunk  # not used: prompts run whole
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+    def token_requests(
+        self, running: Queue, waiting: Queue, load: Load, budget: int
+    ) -> Iterator[TokenRequest]:
         """Yield the batch, or a new one when the last is done."""
         for seq in running or waiting:
             yield seq, seq.num_pending
@@ -146,9 +153,11 @@ class Orca:
     name: str = "orca"
     reserve_full: bool = True
     whole_prompts: bool = True
-    least: int = SplitFuse.least  # not used: prompts run whole
+    min_chunk: int = SplitFuse.min_chunk  # not used: prompts run whole
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+    def token_requests(
+        self, running: Queue, waiting: Queue, load: Load, budget: int
+    ) -> Iterator[TokenRequest]:
         """Yield all sequences, the running ones first."""
         for group in (running, waiting):
             for seq in group:
@@ -160,8 +169,8 @@ POLICIES: Mapping[str, Static | Orca | SplitFuse] = {
 }
 
 
-def policy_of(name: str, least: int, reserve_full: bool | None) -> Policy:
+def policy_of(name: str, min_chunk: int, reserve_full: bool | None) -> Policy:
     """Return a policy of a name, as an engine's record describes it. Raises LookupError."""
     policy = POLICIES[name]
     is_full = policy.reserve_full if reserve_full is None else reserve_full
-    return replace(policy, least=least, reserve_full=is_full)
+    return replace(policy, min_chunk=min_chunk, reserve_full=is_full)

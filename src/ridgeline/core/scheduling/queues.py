@@ -1,9 +1,9 @@
 """The queues: which sequences run, wait or are paused, and which are alive.
 
 A sequence's status says in which queue it is. Every queue is in one order: those within the share
-of their owner before the surplus; then those that are due at a time before those that are not, the
-earliest first (Liu and Layland, JACM 1973), else by arrival.
-Deciding (``scheduler``) and folding results back (``fold``) both work on them.
+of their owner before those over it; then those that are due at a time before those that are not,
+the earliest first (Liu and Layland, JACM 1973), else by arrival.
+Deciding (``scheduler``) and folding results back (``commit``) both work on them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduling.admission import fair_share
 from ridgeline.core.step import FinishReason, SeqId
 
-_by_age = attrgetter("request.rank", "id")
-by_rank = attrgetter("is_surplus", "request.rank", "id")  # only ``share_out`` changes it in a life
+_by_age = attrgetter("request.order", "id")
+by_order = attrgetter("is_over_share", "request.order", "id")  # changed by ``share_out`` alone
 
 
 class Queues:
@@ -46,7 +46,7 @@ class Queues:
     def add(self, seq: Sequence) -> None:
         """Let a new sequence wait for its turn."""
         self.alive[seq.id] = seq
-        insort(self.waiting, seq, key=by_rank)
+        insort(self.waiting, seq, key=by_order)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a new sequence run with its parent's blocks; without a free slot it waits.
@@ -59,7 +59,7 @@ class Queues:
         self.kv.fork(parent, child)
         child.status = Status.RUNNING
         self.alive[child.id] = child
-        insort(self.running, child, key=by_rank)
+        insort(self.running, child, key=by_order)
 
     def share_out(self) -> None:
         """Mark what is beyond the share of its owner, while some wait and there are several owners.
@@ -80,7 +80,7 @@ class Queues:
         share = max(1, fair_share(wanted.values(), most)) if self.is_shared else sum(sizes.values())
         for seq in sorted(everyone, key=_by_age):
             before, is_idle = had[seq.request.owner], self.is_shared and bool(seq.candidates)
-            seq.is_surplus = is_idle or (before > 0 and before + sizes[seq.id] > share)
+            seq.is_over_share = is_idle or (before > 0 and before + sizes[seq.id] > share)
             seq.num_slots = min(seq.num_slots, share)  # other beams of it wait for theirs
             had[seq.request.owner] += 0 if is_idle else sizes[seq.id]
         self.sort()
@@ -96,7 +96,7 @@ class Queues:
         for seq in request.sequences:
             if seq.status is not Status.FINISHED:
                 self.kv.release(seq)
-                seq.status, seq.is_surplus = Status.PAUSED, False
+                seq.status, seq.is_over_share = Status.PAUSED, False
         self.sort()
 
     def resume(self, request: Request) -> None:
@@ -108,7 +108,7 @@ class Queues:
 
     def sort(self) -> None:
         """Move sequences to the queue that their status says; each stays in order."""
-        everyone = sorted((*self.running, *self.waiting, *self.paused), key=by_rank)
+        everyone = sorted((*self.running, *self.waiting, *self.paused), key=by_order)
         self.running = [seq for seq in everyone if seq.status is Status.RUNNING]
         self.paused = [seq for seq in everyone if seq.status is Status.PAUSED]
         elsewhere = (Status.RUNNING, Status.PAUSED)
@@ -140,7 +140,7 @@ class Queues:
         """Raise AssertionError unless everything that must hold between steps holds."""
         assert self.slots_taken() <= self.max_num_seqs, "too many sequences run"
         for queue in (self.running, self.waiting, self.paused):
-            ranks = [*map(by_rank, queue)]
+            ranks = [*map(by_order, queue)]
             assert ranks == sorted(set(ranks)), "a queue is out of order"
         assert all(seq.status is Status.RUNNING for seq in self.running)
         assert all(seq.status in (Status.WAITING, Status.PREEMPTED) for seq in self.waiting)

@@ -1,9 +1,9 @@
-"""The scheduler: decides a step by granting wishes within the token budget and the memory.
+"""The scheduler: decides a step by granting token requests within the token budget and the memory.
 
 It admits and preempts, and takes blocks for what it grants. It knows nothing of clocks, texts and
-backends. ``core.fold`` folds the results of a step back.
+backends. ``core.commit`` folds the results of a step back.
 
-Why it cannot livelock: wishes may come in any order, but blocks are taken from the last in the
+Why it cannot livelock: requests may come in any order, but blocks are taken from the last in the
 order of queues for the first, never the other way round, and the budget has a token for every
 running sequence. So the first running sequence advances in every step, whenever the pool can hold
 one request at all.
@@ -11,7 +11,7 @@ one request at all.
 A beam with candidates keeps its blocks and waits for its request's other beams. A sequence that is
 to be admitted may take them if its own request comes before theirs: no two searches wait for each
 other. What is due may also take the place of what its owner has that is not, and what is within its
-owner's share that of others' surplus.
+owner's share that of what others have over theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduling.admission import Room
 from ridgeline.core.scheduling.policies import Load, Policy
-from ridgeline.core.scheduling.queues import Queues, by_rank
+from ridgeline.core.scheduling.queues import Queues, by_order
 from ridgeline.core.scheduling.speculate import Speculation, max_draws
 from ridgeline.core.step import SeqId, Step, Wait, Work
 
@@ -170,12 +170,12 @@ class Scheduler:
         slots = queues.slots_taken() if waiting else 0
         whole = self.policy.whole_prompts
         unnamed = Wait.POLICY  # why sequences that the policy did not name do not run
-        for seq, wanted in self.policy.wishes(running, waiting, load, left):
+        for seq, wanted in self.policy.token_requests(running, waiting, load, left):
             if seq.status is not _RUNNING:
-                if preempted and not (queues.is_shared and by_rank(seq) < by_rank(preempted[-1])):
+                if preempted and not (queues.is_shared and by_order(seq) < by_order(preempted[-1])):
                     verdicts[seq.id] = Wait.BLOCKS
                     continue
-                if unnamed is not Wait.POLICY:  # later wishes wait for the same reason
+                if unnamed is not Wait.POLICY:  # later ones wait for the same reason
                     continue
                 refusal = self._admit(seq, slots, left)
                 while refusal in _SCARCE and (victim := self._giving_way(seq, idle)):
@@ -248,24 +248,24 @@ class Scheduler:
 
     def _giving_way(self, seq: Sequence, idle: list[Sequence]) -> Sequence | None:
         """Return the last that must give way if ``seq`` is to be admitted; None if none must."""
-        mine, others = seq.request, [one for one in idle if one.request.rank > seq.request.rank]
+        mine, others = seq.request, [one for one in idle if one.request.order > seq.request.order]
         if mine.due_s < inf or self.queues.is_shared:
             for one in self._after(seq):
                 is_later = one.request.due_s == inf > mine.due_s and one.request.owner == mine.owner
-                others += [one] if is_later or one.is_surplus > seq.is_surplus else ()
+                others += [one] if is_later or one.is_over_share > seq.is_over_share else ()
         still = [one for one in others if one.status is _RUNNING]
-        return max(still, key=by_rank, default=None)
+        return max(still, key=by_order, default=None)
 
     def _after(self, seq: Sequence) -> list[Sequence]:
         """Return those that run, also from this step on, and come after ``seq``."""
         everyone = (*self.queues.running, *self.queues.waiting)  # those admitted now still wait
-        return [one for one in everyone if one.status is _RUNNING and by_rank(one) > by_rank(seq)]
+        return [one for one in everyone if one.status is _RUNNING and by_order(one) > by_order(seq)]
 
     def _make_room(self, seq: Sequence, end: int) -> list[Sequence]:
         """Preempt sequences behind ``seq``, the last first, until it fits or none is left."""
         queues = self.queues
         victims: list[Sequence] = []
-        for victim in sorted(self._after(seq), key=by_rank, reverse=True):
+        for victim in sorted(self._after(seq), key=by_order, reverse=True):
             queues.preempt(victim)
             victims.append(victim)
             if queues.kv.reserve(seq, self._upto(seq, end)):

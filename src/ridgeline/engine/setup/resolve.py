@@ -144,7 +144,7 @@ def _resolve(
         backend=name,
         dtype=setup.dtype,
         kv_cache_dtype=setup.kv_cache_dtype,
-        policy=replace(policy, least=backend.least_prompt_tokens(arch, setup)),
+        policy=replace(policy, min_chunk=backend.least_prompt_tokens(arch, setup)),
         max_model_len=fitted.max_model_len,
         max_num_seqs=fitted.max_num_seqs,
         max_num_batched_tokens=batched,

@@ -114,7 +114,7 @@ def engine_record(placement: Placement, times: TimeModel, held: Iterable[int]) -
         seed=0,
         eos_ids=(),
         looks_ahead=placement.setting.engine.looks_ahead,
-        least_prompt_tokens=SplitFuse.least if is_cpu else least_prompt_tokens(times.seconds),
+        least_prompt_tokens=SplitFuse.min_chunk if is_cpu else least_prompt_tokens(times.seconds),
     )
 
 

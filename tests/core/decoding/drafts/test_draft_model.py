@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from ridgeline.core.cache.kvcache import KVCache
+from ridgeline.core.commit import commit
 from ridgeline.core.decoding.drafts.draft_model import DraftModel
 from ridgeline.core.decoding.drafts.pace import Pace
-from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.request import Request

@@ -231,7 +231,7 @@ def _engine(model: _LoadedModel) -> Engine:
     setup, runner = model.setup, model.runner
     scheduler = Scheduler(
         KVCache(runner.num_blocks, BLOCK_SIZE, enable_prefix_caching=False),
-        SplitFuse(least=least_prompt_tokens(runner.arch, setup)),
+        SplitFuse(min_chunk=least_prompt_tokens(runner.arch, setup)),
         max_num_batched_tokens=setup.max_num_batched_tokens,
         max_num_seqs=setup.max_num_seqs,
         looks_ahead=runner.looks_ahead,

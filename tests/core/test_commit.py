@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.commit import abort, commit
 from ridgeline.core.decoding.text import TextStream
-from ridgeline.core.fold import abort, commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Status
 from ridgeline.core.step import Event, FinishReason, StepOutput
