@@ -18,11 +18,11 @@ from peers.static_batch import batch_seconds
 from ridgeline.engine.setup.home import stores
 from ridgeline.planner import LoadFlags, PlanFlags
 from ridgeline.planner.capacity.candidate import bounds_of
-from ridgeline.planner.capacity.latency_model import clock_of
+from ridgeline.planner.capacity.latency_model import latency_model_of
 from ridgeline.planner.capacity.load import load_of
 from ridgeline.planner.capacity.steady_state import steady_closed
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.placement import place
 
 DATA = KNOWN.parent
@@ -62,7 +62,7 @@ def misses() -> Iterator[Miss]:
 
 
 def _miss(point: dict[str, Any], config: dict[str, Any]) -> Miss:
-    subject, prompt, new = subject_of(config, stores()), point["prompt"], point["new"]
+    spec, prompt, new = read_model_spec(config, stores()), point["prompt"], point["new"]
     flags = PlanFlags(
         dtype=point["dtype"],
         kv_cache_dtype=point["kv"],
@@ -71,21 +71,21 @@ def _miss(point: dict[str, Any], config: dict[str, Any]) -> Miss:
         max_num_seqs=MAX_NUM_SEQS,
         context=prompt + new,
     )
-    placement = place(subject, devices()[point["device"]], flags, default_ranks="1")
-    clock = clock_of(subject, placement)
+    placement = place(spec, devices()[point["device"]], flags, default_ranks="1")
+    latency_model = latency_model_of(spec, placement)
     if "batch" in point:
-        foreseen_s = batch_seconds(clock.times, point["batch"], prompt, new)
+        foreseen_s = batch_seconds(latency_model.times, point["batch"], prompt, new)
         published_s = point.get("seconds") or point["batch"] * new / point["tokens_per_s"]
-        return Miss(point, math.log(published_s / foreseen_s), clock.high)
+        return Miss(point, math.log(published_s / foreseen_s), latency_model.high)
     wanted = LoadFlags(
         prompt_tokens=str(prompt), new_tokens=str(new), max_concurrency=point["clients"]
     )
     settled = steady_closed(
-        clock.times, load_of(wanted), bounds_of(placement), float(point["clients"])
+        latency_model.times, load_of(wanted), bounds_of(placement), float(point["clients"])
     )
     assert settled is not None, point
     per_s = settled.rate_per_s * new
-    return Miss(point, math.log(per_s / point["tokens_per_s"]), clock.high)
+    return Miss(point, math.log(per_s / point["tokens_per_s"]), latency_model.high)
 
 
 def _read(path: Path) -> Any:

@@ -107,7 +107,7 @@ def case_of(point: Point, configs: Path) -> Case | None:
         return None
     if candidate is None:
         return None
-    times = candidate.clock.times
+    times = candidate.latency_model.times
     assert isinstance(times, DeviceTime)
     ones = replace(times, efficiency=_ONES)
     new, steps = int(row["osl"]), np.zeros((_MOST_STEPS, 1 + len(_PARTS)))
@@ -122,12 +122,12 @@ def case_of(point: Point, configs: Path) -> Case | None:
 
 def with_constants(candidate: Candidate, constants: Efficiency) -> Candidate:
     """Return the candidate with these constants and their errors."""
-    clock = candidate.clock
-    assert isinstance(clock.times, DeviceTime)
+    latency_model = candidate.latency_model
+    assert isinstance(latency_model.times, DeviceTime)
     factor, first = constants.factor_90, constants.first_factor_90
-    clock = replace(
-        clock,
-        times=replace(clock.times, efficiency=constants),
+    latency_model = replace(
+        latency_model,
+        times=replace(latency_model.times, efficiency=constants),
         low=1 / factor,
         high=factor,
         first_low=1 / first,
@@ -135,7 +135,7 @@ def with_constants(candidate: Candidate, constants: Efficiency) -> Candidate:
         request_s=constants.request_s,
         queue_share=constants.queue_share,
     )
-    return replace(candidate, clock=clock, knees={})
+    return replace(candidate, latency_model=latency_model, knees={})
 
 
 def errors(steps: Floats, answers_s: Floats, logs: Floats, *, power: float) -> Floats:
@@ -219,7 +219,7 @@ def served(cases: Sequence[Case], constants: Sequence[Efficiency]) -> Left:
     for case, of_case in zip(cases, constants, strict=True):
         candidate = with_constants(case.candidate, of_case)
         settled, clients = settled_of(candidate, candidate.load, 1), float(case.point.clients)
-        queued_s = queue_s(candidate.clock.times, candidate.load, candidate.bounds, clients)
+        queued_s = queue_s(candidate.latency_model.times, candidate.load, candidate.bounds, clients)
         assert settled is not None
         rows.append((settled.ttft_s, queued_s, settled.tpot_s))
     return Left(list(constants), *np.array(rows).T)

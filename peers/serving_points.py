@@ -31,12 +31,12 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.model.cost.format_bytes import storage_of_config
 from ridgeline.planner import plan
 from ridgeline.planner.capacity.candidate import Candidate, bounds_of
-from ridgeline.planner.capacity.latency_model import clock_of
+from ridgeline.planner.capacity.latency_model import latency_model_of
 from ridgeline.planner.capacity.load import LoadFlags, load_of
 from ridgeline.planner.capacity.search import factors_of, settled_of
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.flags import PlanFlags
-from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.placement import place
 
 METRICS = ("ttft", "tpot")
@@ -170,19 +170,21 @@ def candidate_of(asked: Asked) -> Candidate | None:
     """Return the division that a plan compares by formula; None if it does not fit."""
     load = load_of(LoadFlags(**asked.of_load))
     wishes = PlanFlags(**asked.of_memory, context=load.longest)
-    subject = subject_of(asked.config, stores())
-    placement = place(subject, devices()[asked.of_memory["on"]], wishes, default_ranks="1")
+    spec = read_model_spec(asked.config, stores())
+    placement = place(spec, devices()[asked.of_memory["on"]], wishes, default_ranks="1")
     bounds = bounds_of(placement)
     if not placement.ledger.fits or bounds.most_seqs(load) < 1:
         return None
-    return Candidate(placement, clock_of(subject, placement), bounds, None, load, lambda: None)
+    return Candidate(placement, latency_model_of(spec, placement), bounds, None, load, lambda: None)
 
 
 def intervals_of(candidate: Candidate) -> dict[str, Interval | None]:
     """Return the intervals of the formula that a plan compares devices with."""
-    load, clock = candidate.load, candidate.clock
-    settled = {f: settled_of(candidate, load, 1, f) for f in (clock.low, 1.0, clock.high)}
-    middle, factors = settled[1.0], factors_of(clock, load, settled)
+    load, latency_model = candidate.load, candidate.latency_model
+    settled = {
+        f: settled_of(candidate, load, 1, f) for f in (latency_model.low, 1.0, latency_model.high)
+    }
+    middle, factors = settled[1.0], factors_of(latency_model, load, settled)
     if middle is None:
         return dict.fromkeys(METRICS)
     intervals: dict[str, Interval | None] = {}

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ridgeline.core.records import EngineRecord, StepRecord
-from ridgeline.engine.calibration.kept import all_of
+from ridgeline.engine.calibration.store import all_of
 from ridgeline.engine.setup.home import default_home
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.calibration import Calibration

@@ -156,7 +156,7 @@ def test_a_lane_has_the_room_and_all_that_imports_it() -> None:
     folders = {file.split("/")[1] for file in files}
     assert {"planner", "bench", "serve", "cli"} <= folders
     assert {"core", "parity"}.isdisjoint(folders)
-    assert "tests/model/hub/test_outline.py" in files  # it stands elsewhere, and plans
+    assert "tests/model/hub/test_remote_metadata.py" in files  # it stands elsewhere, and plans
     refused = subprocess.run([*command, "panner"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "no room is called 'panner': there are" in refused.stderr

@@ -18,7 +18,7 @@ MOST_VISITS = 25, 25, 37  # of a plan, of weights, and of weights by way of a fi
 NO_DECISION = {
     *("trust/receipts/signing", "core", "engine/kv_disk", "serve/http", "serve/observe"),
     *("serve/deadlines/field", "serve/answer/dialect", "serve/engine/interface"),
-    *("trust/guards/all", "trust/guards/choice", "trust/receipts/http", "text"),
+    *("trust/guards/guard_models", "trust/guards/verdict", "trust/receipts/http", "text"),
 }
 
 

@@ -22,8 +22,8 @@ import ridgeline
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.engine.setup.home import stores
-from ridgeline.model.files.identity.contents import Contents
-from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.model.files.identity.digests import FileDigests
+from ridgeline.planner.memory.model_spec import read_model_spec
 from tests.tiny import PLAIN, checkpoint
 
 PACKAGE = Path(ridgeline.__file__).parent
@@ -74,7 +74,7 @@ def _imports(frame: FrameType) -> bool:
 
 def _plan() -> list[str]:
     config, here = json.loads(CONFIG.read_text()), stores()
-    return walk(lambda: subject_of(config, here))
+    return walk(lambda: read_model_spec(config, here))
 
 
 def _weights(cache: Path | None) -> list[str]:
@@ -82,7 +82,7 @@ def _weights(cache: Path | None) -> list[str]:
     if cache is not None:
         file = cache / "model.gguf"
         file.write_bytes(b"as good as any")
-        model = replace(model, path=file, contents=Contents({file.name: file}))
+        model = replace(model, path=file, contents=FileDigests({file.name: file}))
         model_weights._WORTH_KEEPING_BYTES = 1
     load = model_weights.load_weights
     return walk(lambda: load(model, sizes, "int8", 64, cache, lambda done, total: None))
@@ -92,7 +92,7 @@ def rows() -> Iterator[str]:
     """Yield the table's rows, counted now. It should be asked once in a process: some remember."""
     with tempfile.TemporaryDirectory() as folder:
         for name, files in (
-            ("a config to a plan's shape, from `subject_of`", _plan()),
+            ("a config to a plan's shape, from `read_model_spec`", _plan()),
             ("weights to kernels, from `load_weights`", _weights(None)),
             ("the same by way of a file of packed weights", _weights(Path(folder))),
         ):

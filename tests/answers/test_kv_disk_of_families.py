@@ -18,7 +18,7 @@ from tests.answers.test_same_answer_of_families import (
     TOLERANCE,
 )
 from tests.answers.tiny_families import write_family
-from tests.engine.kv_disk.test_tier import assert_same
+from tests.engine.kv_disk.test_cache_tier import assert_same
 
 pytestmark = pytest.mark.engine
 LEAST = 16  # tokens of a prompt that is kept

@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.backends.arrays import held
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.interface import BackendRunner, Held
+from ridgeline.backends.interface import BackendRunner, MemoryUse
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
@@ -118,12 +118,12 @@ def test_mapped_weights_are_in_memory_when_they_are_read(tmp_path: Path) -> None
     file = tmp_path / "weights"
     file.write_bytes(bytes(1 << 20))
     mapped = np.memmap(file, np.uint8, "r")
-    assert held([mapped], is_mapped=True) == Held(1 << 20, 0, is_mapped=True)
+    assert held([mapped], is_mapped=True) == MemoryUse(1 << 20, 0, is_mapped=True)
     assert not mapped.any()
-    assert held([mapped], is_mapped=True) == Held(1 << 20, 1 << 20, is_mapped=True)
+    assert held([mapped], is_mapped=True) == MemoryUse(1 << 20, 1 << 20, is_mapped=True)
 
 
 def test_an_array_counts_once() -> None:
     array = np.ones(1 << 16, np.uint8)
     assert held([array, array]).num_bytes == held([array]).num_bytes == 1 << 16
-    assert held([np.zeros(0)]) == Held(0, 0)
+    assert held([np.zeros(0)]) == MemoryUse(0, 0)

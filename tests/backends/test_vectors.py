@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ridgeline.backends.pooling import pooled, tanh
 from ridgeline.backends.reference import ReferenceRunner
-from ridgeline.backends.vectors import pooled, tanh
 from ridgeline.core.params import POOLINGS, SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.engine.outputs import cosine, shaped

@@ -16,7 +16,7 @@ from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.foresight.simulator.run import SimRequest, simulate
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 

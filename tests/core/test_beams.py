@@ -17,7 +17,7 @@ from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
 from ridgeline.foresight.simulator.replay import replay
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from tests.core.decoding.letters import Letters
 from tests.core.harness import (
     POLICIES,

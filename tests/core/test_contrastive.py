@@ -14,7 +14,7 @@ from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.step import Event, FinishReason, SeqId
 from ridgeline.foresight.simulator.replay import replay
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from tests.core.decoding.letters import Letters
 from tests.core.harness import (
     POLICIES,

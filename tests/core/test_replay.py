@@ -17,7 +17,7 @@ from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load, Orca, Policy, SplitFuse
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.foresight.simulator.replay import Replay, replay
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from tests.core.decoding.letters import Letters
 from tests.core.harness import (
     POLICIES,

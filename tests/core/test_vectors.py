@@ -14,7 +14,7 @@ from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.core.step import Event, FinishReason
 from ridgeline.foresight.simulator.replay import Replay, replay
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from tests.core.harness import POLICIES, YoungestFirst, finish, make_engine, make_scheduler
 from tests.fakes import extend
 

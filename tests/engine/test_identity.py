@@ -12,7 +12,7 @@ import pytest
 from ridgeline import LLM
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.engine import identity
-from ridgeline.model.files.identity import contents
+from ridgeline.model.files.identity import digests as contents
 from tests.engine.test_llm import GREEDY, write_model
 
 _SMALL = {"kv_cache_memory": "1MiB", "threads": 1}

@@ -35,7 +35,7 @@ from tests.faults.links import KEY
 from tests.faults.messages import STREAM
 from tests.faults.oracles import Unreachable
 from tests.faults.process import process
-from tests.fleet.test_joined import joined, url_of
+from tests.fleet.test_remote_server import joined, url_of
 from tests.fleet.test_router import ASK, Routed, routing
 from tests.serve.http.test_listening import certificate
 from tests.waiting import eventually

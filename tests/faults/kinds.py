@@ -25,13 +25,13 @@ from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.cli.commands.explain import explain_command
 from ridgeline.cli.commands.replay import replay_command, serve_again
-from ridgeline.engine.calibration.kept import all_of, save_calibration
+from ridgeline.engine.calibration.store import all_of, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
-from ridgeline.model.files.identity import contents
-from ridgeline.model.files.identity.contents import Contents
-from ridgeline.model.hub.find import NotPulledError, find_model
-from ridgeline.model.hub.places import Stores
+from ridgeline.model.files.identity import digests as contents
+from ridgeline.model.files.identity.digests import FileDigests
+from ridgeline.model.hub.local_models import ModelStores
+from ridgeline.model.hub.search import NotPulledError, find_model
 from ridgeline.text.template.chat import ChatTemplate
 from tests import lora
 from tests.engine.kv_disk import test_segments
@@ -206,7 +206,7 @@ def _packed(folder: Path, seed: int) -> Use:
     """The weights are the same whatever was done to their file."""
     path = folder / "tiny.gguf"
     path.write_bytes(b"as good as any")
-    model = replace(checkpoint(PLAIN), path=path, contents=Contents({path.name: path}))
+    model = replace(checkpoint(PLAIN), path=path, contents=FileDigests({path.name: path}))
     model_weights._WORTH_KEEPING_BYTES = 1
     sizes, said = model_sizes(PLAIN, "int8", "int8"), list[str]()
 
@@ -270,7 +270,7 @@ def _digest(folder: Path, seed: int) -> Use:
     kept.mkdir()
     model.write_bytes(_random(seed, -1).randbytes(3000))
     contents._WORTH_KEEPING_BYTES = 1
-    wanted = Contents({"m": model}).digest(kept)
+    wanted = FileDigests({"m": model}).digest(kept)
     (path,) = kept.iterdir()
     good = path.read_bytes()
 
@@ -278,7 +278,7 @@ def _digest(folder: Path, seed: int) -> Use:
         rng = _random(seed, number)
         content = damage.as_json(damage.damaged_value(json.loads(good), rng), rng)
         path.write_bytes(damage.damaged_bytes(good, rng) if rng.random() < 0.5 else content)
-        assert Contents({"m": model}).digest(kept) == wanted
+        assert FileDigests({"m": model}).digest(kept) == wanted
 
     return use
 
@@ -368,7 +368,7 @@ def _stores(folder: Path, seed: int) -> Use:
         path = rng.choice(list(contents))
         data = damage.as_json(damage.damaged_value(contents[path], rng), rng)
         path.write_bytes(damage.damaged_bytes(data, rng) if rng.random() < 0.3 else data)
-        stores = Stores(home, hub, (ollama,), ())
+        stores = ModelStores(home, hub, (ollama,), ())
         for place in stores.all():
             assert place.size >= 0
         assert all(len(line) < 1000 for line in stores.problems)

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from ridgeline.serve.tunnel.proof import Ticket
 from tests.faults.fleet import are_ready, check_rest, served_alone, servers, under_load
-from tests.fleet.test_joined import joined, raw, url_of
+from tests.fleet.test_remote_server import joined, raw, url_of
 from tests.fleet.test_replicas import WISH
 from tests.fleet.test_router import Routed, routing
 from tests.fleet.wire import Fault, Wire, wire

@@ -15,7 +15,7 @@ from typing import Any, Self
 from ridgeline.serve.tunnel.spot import URL
 from tests.faults.fleet import check_rest, servers
 from tests.faults.links import KEY
-from tests.fleet.test_joined import joined, url_of
+from tests.fleet.test_remote_server import joined, url_of
 from tests.fleet.test_router import Routed, routing
 from tests.serve.serving import JSON
 from tests.serve.tunnel.clouds import serving_cloud

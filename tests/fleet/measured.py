@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.fleet.test_joined import joined
+from tests.fleet.test_remote_server import joined
 from tests.fleet.test_router import Routed, routing
 from tests.serve.tunnel.clouds import serving_cloud
 from tests.waiting import eventually

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.trust.audit.check import check, compare, logs_in
-from ridgeline.trust.audit.lines import files_of, read_key
+from ridgeline.trust.audit.record_format import files_of, read_key
 from tests.fleet.test_router import ASK, routing
 from tests.waiting import eventually
 

@@ -14,7 +14,7 @@ import pytest
 
 from ridgeline.fleet.servers.adapters import LOAD, UNLOAD
 from ridgeline.system.machine import folder_name
-from tests.fleet.test_joined import joined, key_file, names, url_of  # noqa: F401
+from tests.fleet.test_remote_server import joined, key_file, names, url_of  # noqa: F401
 from tests.fleet.test_replicas import WISH, answered, are_all_ready, fleet, streamed, table
 from tests.fleet.test_router import ASK, Routed
 from tests.lora import llama_shapes, random_pairs, write_peft

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ridgeline.cli.main import app
 from ridgeline.serve.tunnel.spot import URL
-from tests.fleet.test_joined import SMALL, key_file, routed, url_of  # noqa: F401
+from tests.fleet.test_remote_server import SMALL, key_file, routed, url_of  # noqa: F401
 from tests.fleet.test_replicas import WISH, table
 from tests.fleet.test_router import Routed
 from tests.serve.serving import JSON, first_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fleet.ray_cluster import add_node, node_of, parent, ray_cluster
-from tests.fleet.test_joined import key_file, names  # noqa: F401
+from tests.fleet.test_remote_server import key_file, names  # noqa: F401
 from tests.fleet.test_replicas import WISH, Answers, streamed, table
 from tests.fleet.test_router import Routed, routing
 from tests.waiting import PATIENCE_S, eventually

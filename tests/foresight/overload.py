@@ -23,7 +23,7 @@ from ridgeline.foresight.deadline_admission import (
     PromiseRequest,
     latest_start_s,
 )
-from ridgeline.foresight.promise_margin import PromiseMargin
+from ridgeline.foresight.deadline_margin import PromiseMargin
 from ridgeline.foresight.simulator import run
 from ridgeline.foresight.simulator.forecast import (
     PredictedTimes,

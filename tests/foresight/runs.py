@@ -11,7 +11,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load, Policy
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from tests.core.harness import POLICIES, Oracle, finish, make_engine, make_scheduler
 
 Json = dict[str, Any]

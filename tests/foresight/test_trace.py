@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ridgeline.foresight.simulator.run import SimRequest, simulate
+from ridgeline.foresight.structure import to_json
 from ridgeline.foresight.trace import read_trace, read_whole
-from ridgeline.foresight.typed import to_json
 from tests.foresight.runs import recorded
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 

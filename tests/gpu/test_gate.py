@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.cuda.gate import FILE, read, remember
+from ridgeline.backends.cuda.approval import FILE, read, remember
 from ridgeline.bench.gpu import parts
 from ridgeline.bench.gpu.main import bench_gpu
 from ridgeline.cli.commands.doctor import facts

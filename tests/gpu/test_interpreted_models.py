@@ -12,7 +12,7 @@ import numpy as np
 
 from ridgeline.backends.cuda import kernels
 from ridgeline.backends.cuda.model.weights import load
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.model.files.checkpoint import load_checkpoint
@@ -27,7 +27,7 @@ def test_logits_and_tokens_are_the_references(name: str, tmp_path: Path) -> None
     mine, plain, setup = runners(tmp_path, name)
     checkpoint = load_checkpoint(tmp_path / name)
     weights = load(checkpoint, setup.dtype, mine.device, lambda done, total: None)
-    runner = CudaRunner(Share(checkpoint.arch), weights, setup, ops=kernels, pads=True)
+    runner = CudaRunner(Shard(checkpoint.arch), weights, setup, ops=kernels, pads=True)
     for low, high in ((0, 9), (9, 10)):
         got, wanted = (one.prompt_logits(IDS[low:high], low) for one in (runner, plain))
         assert np.abs(got - wanted).max() < 2e-5 * np.abs(wanted).max()

@@ -19,7 +19,7 @@ from ridgeline.backends.cuda import device
 from ridgeline.backends.cuda.measure.shapes import SMALL_ARCHS, setup_of
 from ridgeline.backends.cuda.model.weights import load
 from ridgeline.backends.cuda.packed import Packed, pack
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.cuda.sizes import packed_bits, weights_bytes
 from ridgeline.model.files.tensors import Checkpoint, Tensor
@@ -58,7 +58,7 @@ def test_a_file_s_blocks_of_experts_are_computed_as_they_are(dtype: str) -> None
     assert taken == sum(weights_bytes(checkpoint, dtype).values())
     setup = setup_of("f32", num_seqs=4, num_tokens=64, max_len=64, num_blocks=8)
     mine = CudaRunner(
-        Share(ARCH), weights, setup
+        Shard(ARCH), weights, setup
     )  # tokens in float32, so that nothing else is rounded
     plain = reference.new_runner(checkpoint, setup, NOWHERE)
     for low, high in ((0, 40), (40, 41)):

@@ -26,7 +26,7 @@ from ridgeline.backends.cuda.loading import (
 )
 from ridgeline.backends.cuda.model.weights import build
 from ridgeline.backends.cuda.ranks.group import Ranks
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.cuda.step.staging import StagedArray, Staging
 from ridgeline.core.cache.kvcache import KVCache
@@ -267,7 +267,7 @@ def test_a_step_of_256_sequences_takes_few_calls_of_python() -> None:
         return torch.full(row_of.shape, 5, dtype=torch.int32), torch.ones_like(row_of).int()
 
     ops.draw = draw
-    runner = CudaRunner(Share(arch), weights, setup, ops=ops)
+    runner = CudaRunner(Shard(arch), weights, setup, ops=ops)
     hidden = torch.zeros(2048, arch.hidden_size)
     runner.graphs.run = lambda size, variant: hidden
     runner.model.logits = lambda rows: rows

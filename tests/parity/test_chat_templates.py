@@ -15,7 +15,7 @@ import pytest
 
 from ridgeline.engine.setup.home import stores
 from ridgeline.model.files.checkpoint import load_checkpoint
-from ridgeline.model.hub.find import find_model
+from ridgeline.model.hub.search import find_model
 from ridgeline.text.template.chat import ChatTemplate
 from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 from tests.parity import tiny

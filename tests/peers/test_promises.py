@@ -11,7 +11,7 @@ import pytest
 from peers.promises import Sent, in_vain
 
 from peers import promises
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from tests.foresight.overload import Noise, Promising, overload
 
 WANDERING = Noise(0.0, 0.2, 3.0, 0.0)  # its speed alone

@@ -21,10 +21,10 @@ from ridgeline.model.cost.shapes import weight_params
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.counting import shape_of_config, shape_of_gguf
 from ridgeline.model.files.tensors import Tensor
-from ridgeline.model.hub.places import Stores
+from ridgeline.model.hub.local_models import ModelStores
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.memory.placement import sentence
 from ridgeline.system.report import gib
@@ -189,7 +189,7 @@ def test_a_model_of_the_engine_is_known_from_its_file(tmp_path: Path) -> None:
     metadata = gguf_metadata(CONFIG, "llama") | vocabulary()
     path = write_gguf(tmp_path / "tiny.gguf", metadata, gguf_weights(CONFIG, "llama"))
     stored = plan(path, on="l4")
-    assert stored.subject.name == "tiny"
+    assert stored.spec.name == "tiny"
     lines = stored.best.ledger.lines
     on_disk = load_checkpoint(path).nbytes
     assert sum(n for name, n, how in lines if how == "from the file") == on_disk
@@ -198,7 +198,7 @@ def test_a_model_of_the_engine_is_known_from_its_file(tmp_path: Path) -> None:
     assert here.best.ledger.weights_bytes == sum(
         packed_bytes(load_checkpoint(path), "auto", "int8").values()
     )
-    assert weight_params(here.subject.shape) == weight_params(stored.subject.shape)
+    assert weight_params(here.spec.shape) == weight_params(stored.spec.shape)
     assert not any("read from the disk" in warning for warning in here.warnings)
     missing = plan(path, overhead_memory="99999GiB").warnings  # what fits on no machine
     (warning,) = [one for one in missing if "read from the disk whenever" in one]
@@ -253,8 +253,8 @@ def test_a_quantised_model_s_head_is_counted_as_its_file_has_it(tmp_path: Path) 
     for tied in (False, True):
         said = config | {"tie_word_embeddings": tied}
         (tmp_path / "config.json").write_text(json.dumps(said))
-        none = Stores.of(tmp_path, {}, tmp_path)
-        shapes.append(subject_of(tmp_path, none).shape)
+        none = ModelStores.of(tmp_path, {}, tmp_path)
+        shapes.append(read_model_spec(tmp_path, none).shape)
         assert shape_of_config(said).is_tied is tied  # a config alone goes by its word
     assert [shape.is_tied for shape in shapes] == [False, False]
     assert shapes[0].end == shapes[1].end
@@ -356,7 +356,7 @@ def test_a_gguf_of_another_family_is_planned_by_its_header(tmp_path: Path) -> No
            "blk.0.ffn_up_exps.weight": np.ones((4 * 64, 32), np.float32),
            "blk.0.attn_norm.weight": np.ones(32, np.float32)}  # fmt: skip
     found = plan(write_gguf(tmp_path / "moe.gguf", metadata, raw), on="l4")
-    assert found.subject.shape.kinds == ("gqa", "moe")
+    assert found.spec.shape.kinds == ("gqa", "moe")
     lines = {line.name: line.num_bytes for line in found.best.ledger.lines}
     assert lines["weights, experts"] == 4 * 64 * 34  # Q8_0: 34 bytes for 32
     # 128 tokens, two layers, keys and values, two heads of eight channels, two bytes
@@ -401,7 +401,7 @@ def test_a_directory_without_weights_needs_its_config_alone(tmp_path: Path) -> N
     write(tmp_path / "config.json", LLAMA)
     found = plan(tmp_path, on="l4")
     assert found.best.ledger.weights_bytes == 2 * 8030261248
-    assert found.subject.name == tmp_path.name
+    assert found.spec.name == tmp_path.name
 
 
 def test_warnings_and_assumptions_name_what_may_mislead() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.calibration.kept import save_roof
-from ridgeline.engine.calibration.known import known
+from ridgeline.engine.calibration.load import known
+from ridgeline.engine.calibration.store import save_roof
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.step_time.roof import MEMORY_SHARE, KeptRoof

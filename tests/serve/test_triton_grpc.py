@@ -27,7 +27,7 @@ from ridgeline.serve.triton_grpc import check_grpc_port
 from ridgeline.serve.triton_grpc.bounds import check_parts
 from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE
 from ridgeline.serve.triton_grpc.translate import infer_request
-from ridgeline.trust.audit.lines import files_of
+from ridgeline.trust.audit.record_format import files_of
 from tests.lines_run import at_most_lines
 from tests.serve.serving import Served, hold, serving
 from tests.waiting import PATIENCE_S, eventually

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.interface import Held
+from ridgeline.backends.interface import MemoryUse
 from ridgeline.system.machine import drop_pages, resident_bytes
 
 _T = TypeVar("_T", bound=np.generic)
@@ -50,7 +50,7 @@ def aligned_copy(array: NDArray[_T]) -> NDArray[_T]:
     return out
 
 
-def held(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> Held:
+def held(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> MemoryUse:
     """Return what arrays take; one that is given twice counts once.
 
     In memory are whole pages, huge ones among them: with an array counts what was reserved for its
@@ -59,7 +59,9 @@ def held(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> Held:
     kept = [array for array in arrays if array.nbytes]
     areas = kept if is_mapped else [_reserved(array) for array in kept]
     in_memory = sum(resident_bytes(*place) for place in {_place(area) for area in areas})
-    return Held(sum(size for _, size in {_place(array) for array in kept}), in_memory, is_mapped)
+    return MemoryUse(
+        sum(size for _, size in {_place(array) for array in kept}), in_memory, is_mapped
+    )
 
 
 def release(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> None:

@@ -74,7 +74,7 @@ class Footprint(NamedTuple):
     maps_weights: bool = False
 
 
-class Held(NamedTuple):
+class MemoryUse(NamedTuple):
     """Memory under one name.
 
     Attributes:
@@ -197,7 +197,7 @@ class BackendRunner(Protocol):
         tokens meet if all experts are equally likely.
         """
 
-    def memory(self) -> Mapping[str, Held]:
+    def memory(self) -> Mapping[str, MemoryUse]:
         """Return what every array that it keeps takes, by name: ``weights.mlp``, ``kv_cache``.
 
         What belongs together has the same beginning. Any thread may call.

@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ridgeline.engine.setup.terminal import table_of_numbers
-from ridgeline.planner.capacity.in_words import bought_name, name_of, per_second, span_ms
 from ridgeline.planner.capacity.load import OfferedLoad, Slo
 from ridgeline.planner.capacity.option import CapacityOption
+from ridgeline.planner.capacity.prose import bought_name, name_of, per_second, span_ms
 from ridgeline.planner.capacity.spot import SHOWN
 
 _MOST_ROWS = 12

@@ -48,7 +48,7 @@ from ridgeline.cli.commands.simulate import simulate_command
 from ridgeline.cli.commands.stage import stage
 from ridgeline.cli.flags import UsageError, as_text, flags, reason_of, with_stdin
 from ridgeline.cli.help import App
-from ridgeline.engine.calibration.kept import save_calibration
+from ridgeline.engine.calibration.store import save_calibration
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import say

@@ -87,7 +87,7 @@ class SamplingParams:
         prompt_logprobs: the same for each prompt token but the first.
         post_sampling_probs: logprobs are those of the draw: after temperature and all filters.
         best_of: answers drawn, of which the ``n`` likeliest per token are returned; or beams.
-        use_beam_search: return the ``n`` best answers of a beam search (``decoding.search``).
+        use_beam_search: return the ``n`` best answers of a beam search (``core.decoding.search``).
         length_penalty: of beams; above 0 favours long answers.
         early_stopping: of beams; True, False or "never", as for Hugging Face's ``generate``.
         penalty_alpha: of contrastive search among ``top_k`` tokens: what a repeat costs; 0: greedy.

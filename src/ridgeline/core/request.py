@@ -38,7 +38,7 @@ class Status(Enum):
 
 
 class Text(Protocol):
-    """Turns a sequence's tokens into text and watches for stop strings (``decoding.text``)."""
+    """Turns a sequence's tokens into text and watches for stop strings (``core.decoding.text``)."""
 
     def feed(self, token: int, may_stop: bool) -> str | None:
         """Take one more token; return the stop string that it completed."""
@@ -74,7 +74,7 @@ class Constraint(Protocol):
 
 
 class Search(Protocol):
-    """Which continuations of a prompt are followed (``decoding.search``).
+    """Which continuations of a prompt are followed (``core.decoding.search``).
 
     ``settled`` is the beginning of the only answer, as far as it is known before the end.
     """

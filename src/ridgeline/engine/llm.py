@@ -75,7 +75,7 @@ from ridgeline.system.machine import give_back, memory_in_use, memory_of
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ridgeline.engine.kv_disk.tier import Tier
+    from ridgeline.engine.kv_disk.cache_tier import Tier
     from ridgeline.foresight.trace import TraceWriter
 
 LEVELS = (1, 2)
@@ -257,7 +257,7 @@ class LLM:
 
     @property
     def fingerprint(self) -> str:
-        """Name of all that equal answers to equal requests hang on (``api.identity``)."""
+        """Name of all that equal answers to equal requests hang on (``engine.identity``)."""
         return fingerprint(self.facts)
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from sys import getsizeof
 from typing import Any, NamedTuple
 
-from ridgeline.backends.interface import Held
+from ridgeline.backends.interface import MemoryUse
 from ridgeline.core.engine import Engine
 from ridgeline.core.request import Content
 from ridgeline.system.machine import freed_bytes, memory_of
@@ -148,7 +148,7 @@ class Snapshot(NamedTuple):
 
 
 def process_memory(
-    parts: Mapping[str, Held], grown: Mapping[str, int], engine: Engine, before: Snapshot
+    parts: Mapping[str, MemoryUse], grown: Mapping[str, int], engine: Engine, before: Snapshot
 ) -> ProcessMemory:
     """Return the ledger of this process.
 

@@ -44,7 +44,7 @@ _IN_PROMPT = ("prompt", "prompt_token_ids")  # the keys of vLLM's forms, of whic
 
 
 @dataclass(frozen=True, slots=True)
-class NewConstraint:
+class ConstraintFactory:
     """What makes the constraint of each answer.
 
     Attributes:
@@ -304,7 +304,7 @@ class TextProcessor:
         form: MessageForm | None = None,
         *,
         may_compile: bool = True,
-    ) -> NewConstraint | None:
+    ) -> ConstraintFactory | None:
         """Return what makes the constraint of each answer, for ``Engine.add``; None for none.
 
         ``form`` is what a message may have besides. Raises ValueError, with the reason, for a form
@@ -331,7 +331,7 @@ class TextProcessor:
         lost: tuple[str, ...] = (),
         *,
         may_compile: bool,
-    ) -> NewConstraint:
+    ) -> ConstraintFactory:
         """Return what makes constraints. ``lost`` are paths of what is left out already."""
         from ridgeline.text.grammar.grammars import Grammars, Source  # here: most starts need none
 
@@ -348,9 +348,9 @@ class TextProcessor:
         new = self._grammars.constraint(source, may_compile=may_compile)
         has_json, ignored = source.kind == "json", (*lost, *new.ignored)
         if form is None and not has_json:
-            return NewConstraint(new, ignored)
+            return ConstraintFactory(new, ignored)
         spell, tokens = self.tokenizer.token_bytes, self._json_tokens
-        return NewConstraint(
+        return ConstraintFactory(
             lambda: EndingRepeats(new(), spell, tokens, form, has_json=has_json), ignored
         )
 

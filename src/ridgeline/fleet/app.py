@@ -20,18 +20,18 @@ from starlette.routing import Route
 from ridgeline.engine.setup.home import locate, stores
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.metrics import metrics_of
-from ridgeline.fleet.passed_on import PassedOn
 from ridgeline.fleet.pool import Pool
+from ridgeline.fleet.proxy import ProxiedResponse
 from ridgeline.fleet.servers.adapters import LOAD, UNLOAD, NotLoaded
-from ridgeline.fleet.servers.slot import Slot
+from ridgeline.fleet.servers.replica_set import ReplicaSet
 from ridgeline.fleet.servers.worker import STATUS_S, Worker, json_of
 from ridgeline.fleet.triton import add_triton
-from ridgeline.foresight.routing.where import NOTHING, PromptKeys, prompt_of
+from ridgeline.foresight.routing.balancer import NOTHING, PromptKeys, prompt_of
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.summary import Summary, summarise
-from ridgeline.model.hub.find import is_hub_name
 from ridgeline.model.hub.pull import pull
-from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.model.hub.search import is_hub_name
+from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.serve.aliases import Aliases
 from ridgeline.serve.dialects.llamacpp.routes import listed
 from ridgeline.serve.dialects.ollama.managing import add_management
@@ -133,28 +133,30 @@ class Router:
 
         Only operators see how much it is used.
         """
-        slot = self.pool.slots.get(self.chosen(name)[0])
-        worker = slot.first if slot else None
-        status: dict[str, Any] = {"value": slot.state if slot else "unloaded"}
-        status["num_servers"] = len(slot.workers) if slot else 0
-        if slot and worker:
-            idle_s = asyncio.get_running_loop().time() - slot.used_s
-            is_kept = slot.num_users or slot.keep_alive_s < 0
-            status["num_requests"] = slot.num_users if is_operator else None
-            status["resident_bytes"] = slot.resident_bytes
+        replica_set = self.pool.replica_sets.get(self.chosen(name)[0])
+        worker = replica_set.first if replica_set else None
+        status: dict[str, Any] = {"value": replica_set.state if replica_set else "unloaded"}
+        status["num_servers"] = len(replica_set.workers) if replica_set else 0
+        if replica_set and worker:
+            idle_s = asyncio.get_running_loop().time() - replica_set.used_s
+            is_kept = replica_set.num_users or replica_set.keep_alive_s < 0
+            status["num_requests"] = replica_set.num_users if is_operator else None
+            status["resident_bytes"] = replica_set.resident_bytes
             is_shown = is_operator and not is_kept
-            status["unload_s"] = max(0.0, slot.keep_alive_s - idle_s) if is_shown else None
-            status |= {"reason": slot.trouble} if slot.trouble else {}
+            status["unload_s"] = max(0.0, replica_set.keep_alive_s - idle_s) if is_shown else None
+            status |= {"reason": replica_set.trouble} if replica_set.trouble else {}
         shown = {"id": name, "object": "model", "created": self.created, "owned_by": "ridgeline"}
-        if slot and worker:
-            shown |= {"max_model_len": slot.max_model_len} if slot.max_model_len else {}
+        if replica_set and worker:
+            shown |= (
+                {"max_model_len": replica_set.max_model_len} if replica_set.max_model_len else {}
+            )
             shown |= worker.facts.get(name, {})
         return shown | {"status": status}
 
     async def learn(self) -> None:
         """Ask new servers for the names that follow from their contents."""
-        slots = list(self.pool.slots.values())
-        servers = [one for slot in slots for one in slot.workers.values()]
+        replica_sets = list(self.pool.replica_sets.values())
+        servers = [one for replica_set in replica_sets for one in replica_set.workers.values()]
         await asyncio.gather(*(worker.learn() for worker in servers))
 
     def summary(self, name: str) -> Summary | None:
@@ -175,21 +177,23 @@ class Router:
         """Return all models as LM Studio lists them; those that cannot be read are left out."""
         entries = []
         for name in self.catalogue.models():
-            slot = self.pool.slots.get(name)
+            replica_set = self.pool.replica_sets.get(name)
             if (summary := self.summary(name)) is not None:
-                entries.append(listed(name, summary, slot.max_model_len if slot else None))
+                entries.append(
+                    listed(name, summary, replica_set.max_model_len if replica_set else None)
+                )
         return entries
 
     def loaded(self) -> list[dict[str, Any]]:
         """Return the models that are loaded, as Ollama lists them."""
         entries = []
-        for slot in tuple(self.pool.slots.values()):
-            max_len = slot.max_model_len
-            if max_len and (summary := self.summary(slot.name)):
-                left_s = None if slot.keep_alive_s < 0 else slot.keep_alive_s
+        for replica_set in tuple(self.pool.replica_sets.values()):
+            max_len = replica_set.max_model_len
+            if max_len and (summary := self.summary(replica_set.name)):
+                left_s = None if replica_set.keep_alive_s < 0 else replica_set.keep_alive_s
                 expires_s = None if left_s is None else time.time() + left_s
-                num_bytes = slot.resident_bytes
-                entries.append(loaded(slot.name, summary, num_bytes, max_len, expires_s))
+                num_bytes = replica_set.resident_bytes
+                entries.append(loaded(replica_set.name, summary, num_bytes, max_len, expires_s))
         return entries
 
     def chosen(self, name: Any) -> tuple[str, str]:
@@ -243,28 +247,30 @@ class Router:
         is_guard = name is None or name in self._guards
         return self.last_used() if self._guards and path == MODERATIONS and is_guard else name
 
-    async def asked(self, request: Request, named: Any = None) -> tuple[Slot, Worker]:
+    async def asked(self, request: Request, named: Any = None) -> tuple[ReplicaSet, Worker]:
         """Return the server of a loaded model that a query names, or one. Raises ApiError."""
         name, _ = self.chosen(named or request.query_params.get("model") or self.last_used())
-        slot, number = self.pool.slots.get(name), request.query_params.get("replica")
-        if slot is None or not slot.workers:
+        replica_set, number = self.pool.replica_sets.get(name), request.query_params.get("replica")
+        if replica_set is None or not replica_set.workers:
             request.state.note["polled"] = True  # pages ask again and again
             message = f"{name} is not loaded: it is when it is first asked for"
             raise ApiError(503, message, code="model_not_loaded")
-        named = [one for one in slot.workers.values() if number in (None, str(one.number))]
+        named = [one for one in replica_set.workers.values() if number in (None, str(one.number))]
         if not named:
             message = f"{name} has no server {number[:80]!r} now" if number else ""
             raise ApiError(404, message, param="replica", code="not_found")
         await asyncio.gather(*(one.look() for one in named))
         worker = next((one for one in named if not one.trouble), None)
         if worker is None:
-            raise self.pool.refusal(slot)
-        return slot, worker
+            raise self.pool.refusal(replica_set)
+        return replica_set, worker
 
     async def prompt(self, request: Request, body: bytes, fields: dict[str, Any]) -> PromptKeys:
         """Return what of a body has to be read: nothing where a model has one server."""
-        slots = self.pool.slots.values()
-        if self.pool.num_servers == 1 and not any(slot.are_several for slot in slots):
+        replica_sets = self.pool.replica_sets.values()
+        if self.pool.num_servers == 1 and not any(
+            replica_set.are_several for replica_set in replica_sets
+        ):
             return NOTHING
         salt = request.state.tenant if self._isolates_keys else ""
         if (name := fields.get("model")) in self.pool.adapters.names:
@@ -274,17 +280,17 @@ class Router:
         work: WorkTurns = request.app.state.work
         return await work.bodies.run(partial(prompt_of, fields, salt))
 
-    def subject(self, name: str | None) -> ModelSpec:
+    def spec(self, name: str | None) -> ModelSpec:
         """Return the model that a plan is for. Raises ApiError if there is none."""
         known_name, model = self.chosen(name)
-        return replace(subject_of(model, stores()), name=known_name)
+        return replace(read_model_spec(model, stores()), name=known_name)
 
     def audit_losses(self) -> dict[str, str]:
         """Return what to say of audit logs that have lost lines, by whose they are."""
         found = {
-            slot.called(one): one.audit
-            for slot in self.pool.slots.values()
-            for one in slot.workers.values()
+            replica_set.called(one): one.audit
+            for replica_set in self.pool.replica_sets.values()
+            for one in replica_set.workers.values()
         }
         found |= {"router": self.audit.loss() or ""} if self.audit else {}
         return {name: loss for name, loss in found.items() if loss}
@@ -292,15 +298,19 @@ class Router:
     @property
     def running(self) -> list[str]:
         """Names of the models that have servers."""
-        return [slot.name for slot in self.pool.slots.values() if slot.workers]
+        return [
+            replica_set.name
+            for replica_set in self.pool.replica_sets.values()
+            if replica_set.workers
+        ]
 
     async def all_say(self, name: str, path: str, request: Request) -> list[Any]:
         """Return what each server of a model answers to a GET of ``path``.
 
         Those that have ended, or do not answer, are left out.
         """
-        slot, found = self.pool.slots.get(name), []
-        for worker in list(slot.workers.values()) if slot else ():
+        replica_set, found = self.pool.replica_sets.get(name), []
+        for worker in list(replica_set.workers.values()) if replica_set else ():
             with contextlib.suppress(httpx2.HTTPError, TimeoutError):
                 async with asyncio.timeout(STATUS_S):
                     answer = await worker.client.get(path, headers=key_of(request))
@@ -309,10 +319,14 @@ class Router:
 
     def last_used(self) -> str:
         """Return the name of the model that was used last, or of the first if none was."""
-        loaded = [slot for slot in self.pool.slots.values() if slot.workers]
+        loaded = [
+            replica_set for replica_set in self.pool.replica_sets.values() if replica_set.workers
+        ]
         if not loaded:
             return next(iter(self.catalogue.models()), "")
-        return max(loaded, key=lambda slot: (slot.num_users > 0, slot.used_s)).name
+        return max(
+            loaded, key=lambda replica_set: (replica_set.num_users > 0, replica_set.used_s)
+        ).name
 
 
 def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
@@ -330,7 +344,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
     _add_status(app, router)
     if router.audit:
         _add_audit(app, router, router.audit)
-    add_plans(app, router.subject, lambda: list(router.catalogue.models()))
+    add_plans(app, router.spec, lambda: list(router.catalogue.models()))
 
     async def post(request: Request) -> Response:
         """Pass on a request that names its model in its body."""
@@ -341,7 +355,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
         name, model = router.chosen(router.judging(request.url.path, fields.get("model")))
         kept_s = _keep_alive(request.url.path, fields) if request.state.is_operator else None
         use = partial(router.pool.use, name, model, kept_s)
-        return PassedOn(
+        return ProxiedResponse(
             router.pool,
             use,
             body,
@@ -352,7 +366,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
     async def get(request: Request) -> Response:
         """Pass on a request that names its model in its query; by default the model last used."""
         name, model = router.chosen(request.query_params.get("model") or router.last_used())
-        return PassedOn(router.pool, partial(router.pool.use, name, model))
+        return ProxiedResponse(router.pool, partial(router.pool.use, name, model))
 
     async def named(request: Request) -> Response:
         """Pass on a request that names its model in its path."""
@@ -361,12 +375,14 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
         name, model = router.chosen(request.path_params["model"])
         body, use = await request.body(), partial(router.pool.use, name, model)
         num_tokens = len(body) // _BYTES_OF_TOKEN
-        return PassedOn(router.pool, use, body, num_tokens=num_tokens)
+        return ProxiedResponse(router.pool, use, body, num_tokens=num_tokens)
 
     async def live(request: Request) -> Response:
         """Pass on what a server says of itself; this neither loads nor keeps its model."""
-        slot, worker = await router.asked(request)
-        return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), only=worker)
+        replica_set, worker = await router.asked(request)
+        return ProxiedResponse(
+            router.pool, lambda: contextlib.nullcontext(replica_set), only=worker
+        )
 
     add_triton(app, router, named)
     add_management(app, router)
@@ -389,27 +405,29 @@ def add_of_all_servers(app: FastAPI, router: Router) -> None:
         """Put all servers of a model to sleep, or wake them."""
         body = await request.body()
         fields = await in_turn(request.app.state.work, _FIELDS, body) if body else {}
-        slot, worker = await router.asked(request, fields.get("model"))
+        replica_set, worker = await router.asked(request, fields.get("model"))
         path = f"{request.scope['state']['path']}?{request.url.query}"
-        for one in list(slot.workers.values()):
+        for one in list(replica_set.workers.values()):
             if one is not worker:
                 with contextlib.suppress(httpx2.HTTPError):  # it has ended: another one starts
                     await one.client.post(path, content=body, headers=key_of(request))
-        return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), body, only=worker)
+        return ProxiedResponse(
+            router.pool, lambda: contextlib.nullcontext(replica_set), body, only=worker
+        )
 
     async def adapters(request: Request) -> Response:
         """Load or unload an adapter on all servers of the model."""
         check_operator(request.state)
         fields = await in_turn(request.app.state.work, _FIELDS, await request.body())
-        slot, worker = await router.asked(request)
-        others = [one for one in slot.workers.values() if one is not worker]
+        replica_set, worker = await router.asked(request)
+        others = [one for one in replica_set.workers.values() if one is not worker]
         path = request.url.path
         try:
             await router.pool.adapters.change(path, fields, [worker, *others])
         except NotLoaded as error:
             answer = error.answer
             if answer is None:
-                raise router.pool.refusal(slot) from None
+                raise router.pool.refusal(replica_set) from None
             return Response(answer.content, answer.status_code, media_type="application/json")
         done = "added" if path == LOAD else "removed"
         name = fields["lora_name"]
@@ -417,14 +435,16 @@ def add_of_all_servers(app: FastAPI, router: Router) -> None:
 
     async def explain(request: Request) -> Response:
         """Pass on what is said by the server that answered a request."""
-        slot, worker = await router.asked(request)
-        for one in [one for one in slot.workers.values() if not one.trouble]:
+        replica_set, worker = await router.asked(request)
+        for one in [one for one in replica_set.workers.values() if not one.trouble]:
             with contextlib.suppress(httpx2.HTTPError, TimeoutError):  # it has ended, or hangs
                 async with asyncio.timeout(STATUS_S):
                     path = request.scope["state"]["path"]
                     answer = await one.client.head(path, headers=key_of(request))
                 worker = one if answer.is_success else worker
-        return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), only=worker)
+        return ProxiedResponse(
+            router.pool, lambda: contextlib.nullcontext(replica_set), only=worker
+        )
 
     for path in (LOAD, UNLOAD):
         app.router.routes.append(Route(path, adapters, methods=["POST"]))
@@ -516,7 +536,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
     async def metrics(request: Request) -> Response:
         """Return the metrics of all servers; each sample names its model, and its server."""
         await router.pool.look()
-        text = await metrics_of(router.pool.slots, key_of(request))
+        text = await metrics_of(router.pool.replica_sets, key_of(request))
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/fleet")
@@ -526,7 +546,12 @@ def _add_status(app: FastAPI, router: Router) -> None:
         request.state.note["polled"] = True  # pages ask again and again
         await router.pool.look()
         await router.learn()
-        return {"models": {slot.name: slot.shown() for slot in router.pool.slots.values()}}
+        return {
+            "models": {
+                replica_set.name: replica_set.shown()
+                for replica_set in router.pool.replica_sets.values()
+            }
+        }
 
 
 def _add_audit(app: FastAPI, router: Router, log: AuditLog) -> None:
@@ -535,11 +560,11 @@ def _add_audit(app: FastAPI, router: Router, log: AuditLog) -> None:
         """Say where the router's audit log ends, and that of each server that runs."""
         check_operator(request.state)
         servers: dict[str, Any] = {}
-        for slot in list(router.pool.slots.values()):
-            for worker in list(slot.workers.values()):
+        for replica_set in list(router.pool.replica_sets.values()):
+            for worker in list(replica_set.workers.values()):
                 with contextlib.suppress(httpx2.HTTPError, TimeoutError):  # it has ended, or hangs
                     async with asyncio.timeout(STATUS_S):
                         path, headers = request.scope["path"], key_of(request)
                         answer = await worker.client.get(path, headers=headers)
-                        servers[f"{slot.name}-{worker.number}"] = json_of(answer)
+                        servers[f"{replica_set.name}-{worker.number}"] = json_of(answer)
         return log.head() | {"servers": servers}

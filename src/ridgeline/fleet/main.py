@@ -21,16 +21,16 @@ from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import say
 from ridgeline.fleet.app import Router, new_app
 from ridgeline.fleet.catalogue import Catalogue
-from ridgeline.fleet.places.ray_place import RayCluster, RayServers, command_of, connected
+from ridgeline.fleet.placement.ray_place import RayCluster, RayServers, command_of, connected
 from ridgeline.fleet.pool import Pool
-from ridgeline.fleet.servers.joined import Door, JoinedServer, add_door
-from ridgeline.fleet.servers.slot import Slot
-from ridgeline.fleet.servers.variables import ServerFlags, own_name
+from ridgeline.fleet.servers.remote_server import Door, RemoteServer, add_door
+from ridgeline.fleet.servers.replica_set import ReplicaSet
 from ridgeline.fleet.servers.worker import Worker
-from ridgeline.foresight.routing.where import Scaling
+from ridgeline.fleet.servers.worker_flags import WorkerFlags, own_name
+from ridgeline.foresight.routing.balancer import Scaling
 from ridgeline.serve.aliases import Aliases
-from ridgeline.serve.batches.background import Batches, store_of
 from ridgeline.serve.batches.routes import add_batches
+from ridgeline.serve.batches.runner import Batches, store_of
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.limits import Limits
 from ridgeline.serve.http.listening import bind, bind_unix, certificate_settings, unbound
@@ -89,7 +89,7 @@ class RunningFleet:
         )
         self.pool = Pool(
             engine,
-            ServerFlags(engine, options),
+            WorkerFlags(engine, options),
             limits,
             num_servers=0 if cluster else options.num_replicas,
             guards=options.guard or (),
@@ -142,10 +142,10 @@ class RunningFleet:
             ((name, model),) = self._catalogue.models().items()
             if self._cluster is None:
                 await self.pool.prepare()
-            slot = await self.pool.load(name, model)
-            announce = _loaded(slot, url)
+            replica_set = await self.pool.load(name, model)
+            announce = _loaded(replica_set, url)
             if self._cluster is not None:
-                placing = self._placing(self._cluster, slot, listener)
+                placing = self._placing(self._cluster, replica_set, listener)
         else:
             await self.pool.prepare()
             announce = _loaded_later(list(self._catalogue.models()), url)
@@ -159,14 +159,14 @@ class RunningFleet:
             await self.server.serve_on(listener)
 
     def _placing(
-        self, cluster: RayCluster, slot: Slot, listener: Listener
+        self, cluster: RayCluster, replica_set: ReplicaSet, listener: Listener
     ) -> AbstractAsyncContextManager[None]:
         """Have the model's servers started on other machines while the block lasts."""
         options, port = self._options, listener.getsockname()[1]
         url = cluster.url_for_servers(options.host, port, is_safe=bool(options.ssl_certfile))
         scaling = Scaling(*options.replica_range, options.target_requests)
-        order = partial(command_of, slot.name, slot.model, self._engine, options, url)
-        return RayServers(cluster, scaling, self._log.line).keeping(slot, order, self.stop)
+        order = partial(command_of, replica_set.name, replica_set.model, self._engine, options, url)
+        return RayServers(cluster, scaling, self._log.line).keeping(replica_set, order, self.stop)
 
     def _say_ready(self) -> None:
         """Say once that requests can come."""
@@ -182,17 +182,17 @@ class RunningFleet:
         else:
             self.pool.kill()
 
-    async def _join(self, server: JoinedServer) -> None:
+    async def _join(self, server: RemoteServer) -> None:
         """Let a server of another machine have requests. Raises NotTaken if it may not."""
-        (slot,), told = self.pool.slots.values(), server.facts
-        if told["model"] != slot.name:
+        (replica_set,), told = self.pool.replica_sets.values(), server.facts
+        if told["model"] != replica_set.name:
             raise NotTaken(
-                f"it serves {told['model'][:80]!r}, and this router {slot.name!r}: start it with "
-                f"--served-model-name {slot.name}, if these are the same files"
+                f"it serves {told['model'][:80]!r}, and this router {replica_set.name!r}: start it "
+                f"with --served-model-name {replica_set.name}, if these are the same files"
             )
         if told["keys"] != self.keys.proof(self._fleet_key):
             raise NotTaken("its API keys are not those of this router: give it the same ones")
-        await self.pool.join(slot, server)
+        await self.pool.join(replica_set, server)
         self._say_ready()
 
     async def _stop(self) -> None:
@@ -284,14 +284,16 @@ def _check_links(options: ServeOptions) -> None:
         )
 
 
-def _loaded(slot: Slot, url: str) -> str:
+def _loaded(replica_set: ReplicaSet, url: str) -> str:
     """Say that a model is ready, and what each of its servers got."""
-    begin = f"{slot.name} is ready at {url} (OpenAI API: {url}/v1): "
-    if slot.plan is None:
+    begin = f"{replica_set.name} is ready at {url} (OpenAI API: {url}/v1): "
+    if replica_set.plan is None:
         return begin + "servers are started where there is room"
-    config = slot.plan.config
+    config = replica_set.plan.config
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
-    servers = "1 server" if slot.num_wanted == 1 else f"{slot.num_wanted} servers, each"
+    servers = (
+        "1 server" if replica_set.num_wanted == 1 else f"{replica_set.num_wanted} servers, each"
+    )
     return begin + f"{servers} with {threads} and {config.kv_bytes / 2**20:,.0f} MiB of KV cache"
 
 
@@ -334,13 +336,13 @@ def batches_of(
     return batches
 
 
-async def name_log(log: AuditLog, slot: Slot, worker: Worker) -> None:
+async def name_log(log: AuditLog, replica_set: ReplicaSet, worker: Worker) -> None:
     """Write which log a server has that is ready, if it has one.
 
     The folder of a server of another machine is not beside the router's.
     """
     with contextlib.suppress(httpx2.HTTPError):  # it has ended
         if found := await worker.log_id():
-            name = own_name(slot.name, worker.number)
+            name = own_name(replica_set.name, worker.number)
             said = {"server": name, "folder": None if worker.node else name, "server_log": found}
             log.submit({"event": "server", **said})

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
-from ridgeline.fleet.servers.slot import COUNTS, STATES, Slot
+from ridgeline.fleet.servers.replica_set import COUNTS, STATES, ReplicaSet
 from ridgeline.fleet.servers.worker import STATUS_S, Worker
 
 _SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{(.*)\})? ", re.MULTILINE)  # up to its value
@@ -31,23 +31,29 @@ _LOST = {
 }
 
 
-async def metrics_of(slots: Mapping[str, Slot], key: Mapping[str, str]) -> str:
+async def metrics_of(replica_sets: Mapping[str, ReplicaSet], key: Mapping[str, str]) -> str:
     """Return what the servers of all models show to a key, and what the router has counted."""
-    found = [(slot, one) for slot in slots.values() for one in slot.workers.values()]
-    well = [(slot, one) for slot, one in found if not one.trouble]
-    texts = await asyncio.gather(*(_metrics(slot, worker, key) for slot, worker in well))
-    return merged([*texts, _own(slots.values())])
+    found = [
+        (replica_set, one)
+        for replica_set in replica_sets.values()
+        for one in replica_set.workers.values()
+    ]
+    well = [(replica_set, one) for replica_set, one in found if not one.trouble]
+    texts = await asyncio.gather(
+        *(_metrics(replica_set, worker, key) for replica_set, worker in well)
+    )
+    return merged([*texts, _own(replica_sets.values())])
 
 
-async def _metrics(slot: Slot, worker: Worker, key: Mapping[str, str]) -> str:
+async def _metrics(replica_set: ReplicaSet, worker: Worker, key: Mapping[str, str]) -> str:
     """Return the metrics that a server shows to a key, each with the model's name and its own."""
     try:
         async with asyncio.timeout(STATUS_S):
             text = (await worker.client.get("/metrics", headers=key)).text
     except (httpx2.HTTPError, TimeoutError):  # it is about to end, or hangs
         return ""
-    name = f"model_name={json.dumps(slot.name)}"
-    replica = f'replica="{worker.number}"' if slot.are_several else ""
+    name = f"model_name={json.dumps(replica_set.name)}"
+    replica = f'replica="{worker.number}"' if replica_set.are_several else ""
 
     def named(sample: re.Match[str]) -> str:
         metric, labels = sample[1], sample[2] or ""
@@ -57,27 +63,30 @@ async def _metrics(slot: Slot, worker: Worker, key: Mapping[str, str]) -> str:
     return _SAMPLE.sub(named, text)
 
 
-def _own(slots: Iterable[Slot]) -> str:
+def _own(replica_sets: Iterable[ReplicaSet]) -> str:
     """Return the metrics that the router has of models and servers."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Own(list(slots)))
+    registry.register(_Own(list(replica_sets)))
     return generate_latest(registry).decode()
 
 
 class _Own:
     """A collector for a registry."""
 
-    def __init__(self, slots: list[Slot]) -> None:
-        self._slots = slots
+    def __init__(self, replica_sets: list[ReplicaSet]) -> None:
+        self._slots = replica_sets
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        named, loaded = ["model_name"], [slot for slot in self._slots if slot.workers]
+        named, loaded = (
+            ["model_name"],
+            [replica_set for replica_set in self._slots if replica_set.workers],
+        )
         answers = GaugeMetricFamily(
             "ridgeline:model_answers", "Whether a server of the model answers.", labels=named
         )
-        for slot in loaded:
-            answers.add_metric([slot.name], slot.state == "loaded")
+        for replica_set in loaded:
+            answers.add_metric([replica_set.name], replica_set.state == "loaded")
         yield answers
         wanted = GaugeMetricFamily(
             "ridgeline_fleet_wanted", "Servers that a model has while it is loaded.", labels=named
@@ -85,26 +94,26 @@ class _Own:
         servers = GaugeMetricFamily(
             "ridgeline_fleet_replicas", "Servers of a model.", labels=[*named, "state"]
         )
-        for slot in self._slots:
-            wanted.add_metric([slot.name], slot.num_wanted + slot.num_placed)
-            states = slot.states()
+        for replica_set in self._slots:
+            wanted.add_metric([replica_set.name], replica_set.num_wanted + replica_set.num_placed)
+            states = replica_set.states()
             for state in STATES:
-                servers.add_metric([slot.name, state], list(states.values()).count(state))
+                servers.add_metric([replica_set.name, state], list(states.values()).count(state))
         yield wanted
         yield servers
         for name in COUNTS:
             said = _COUNTED[name]
             counter = CounterMetricFamily(f"ridgeline_fleet_{name}", said, labels=named)
-            for slot in self._slots:
-                counter.add_metric([slot.name], slot.counts[name])
+            for replica_set in self._slots:
+                counter.add_metric([replica_set.name], replica_set.counts[name])
             yield counter
         why = "; ".join(f"{name}: {said}" for name, said in _LOST.items())
         lost = CounterMetricFamily(
             "ridgeline_fleet_lost", f"Requests that were given up. {why}.", labels=[*named, "why"]
         )
-        for slot in self._slots:
+        for replica_set in self._slots:
             for name in _LOST:
-                lost.add_metric([slot.name, name], slot.counts[f"lost_{name}"])
+                lost.add_metric([replica_set.name, name], replica_set.counts[f"lost_{name}"])
         yield lost
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from ridgeline.engine.setup.options import Options
 from ridgeline.fleet.servers.adapters import NotLoaded, SharedAdapters
-from ridgeline.fleet.servers.joined import JoinedServer
-from ridgeline.fleet.servers.same import take_same
-from ridgeline.fleet.servers.slot import ServersPlan, Slot, plan_servers
-from ridgeline.fleet.servers.variables import ServerFlags
+from ridgeline.fleet.servers.equivalence import take_same
+from ridgeline.fleet.servers.remote_server import RemoteServer
+from ridgeline.fleet.servers.replica_set import ReplicaPlan, ReplicaSet, plan_servers
 from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
-from ridgeline.foresight.routing.where import PromptKeys
+from ridgeline.fleet.servers.worker_flags import WorkerFlags
+from ridgeline.foresight.routing.balancer import PromptKeys
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.limits import Limits
 from ridgeline.serve.http.listening import SocketFolder
@@ -40,7 +40,7 @@ class Pool:
     def __init__(
         self,
         options: Options,
-        flags: ServerFlags,
+        flags: WorkerFlags,
         limits: Limits,
         *,
         num_servers: int,
@@ -51,7 +51,7 @@ class Pool:
         silence_timeout_s: float,
         shutdown_timeout_s: float,
         write: Callable[[str], object],
-        on_ready: Callable[[Slot, Worker], Coroutine[Any, Any, None]] | None = None,
+        on_ready: Callable[[ReplicaSet, Worker], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """Begin with none.
 
@@ -68,7 +68,7 @@ class Pool:
             write: takes the lines of the log, the models' own too.
             on_ready: runs beside each server, from when it may have requests.
         """
-        self.slots: dict[str, Slot] = {}
+        self.replica_sets: dict[str, ReplicaSet] = {}
         self._options, self._flags, self._write = options, flags, write
         self._on_ready = on_ready
         self.limits = limits
@@ -88,33 +88,35 @@ class Pool:
     @contextlib.asynccontextmanager
     async def use(
         self, name: str, model: str, keep_alive_s: float | None = None
-    ) -> AsyncIterator[Slot]:
+    ) -> AsyncIterator[ReplicaSet]:
         """Keep a model loaded for as long as the block lasts, once ``server`` has been asked for.
 
         ``keep_alive_s`` is how long it stays after its last request from now on.
         """
-        slot = self._slot(name, model)
-        if slot.state == "unloaded":
-            slot.model = model  # another file may have the name now
+        replica_set = self._replica_set(name, model)
+        if replica_set.state == "unloaded":
+            replica_set.model = model  # another file may have the name now
         if keep_alive_s is not None:
-            slot.keep_alive_s = keep_alive_s
-        slot.num_users += 1
-        if slot.timer is not None:
-            slot.timer.cancel()
+            replica_set.keep_alive_s = keep_alive_s
+        replica_set.num_users += 1
+        if replica_set.timer is not None:
+            replica_set.timer.cancel()
         try:
-            yield slot
+            yield replica_set
         finally:
-            slot.num_users -= 1
-            slot.used_s = asyncio.get_running_loop().time()
-            if not slot.num_users:
-                self._begin_idle(slot)
+            replica_set.num_users -= 1
+            replica_set.used_s = asyncio.get_running_loop().time()
+            if not replica_set.num_users:
+                self._begin_idle(replica_set)
 
-    def _slot(self, name: str, model: str) -> Slot:
-        return self.slots.setdefault(name, Slot(name, model, self._keep_alive_s, self.num_servers))
+    def _replica_set(self, name: str, model: str) -> ReplicaSet:
+        return self.replica_sets.setdefault(
+            name, ReplicaSet(name, model, self._keep_alive_s, self.num_servers)
+        )
 
     async def server(
         self,
-        slot: Slot,
+        replica_set: ReplicaSet,
         prompt: PromptKeys,
         avoided: Collection[Worker] = (),
         *,
@@ -127,59 +129,65 @@ class Pool:
         other is about to be there.
         """
         while True:
-            if slot.is_asleep:
-                await self._woken(slot)
-            found = slot.choose(prompt, avoided) or slot.choose(prompt)
+            if replica_set.is_asleep:
+                await self._woken(replica_set)
+            found = replica_set.choose(prompt, avoided) or replica_set.choose(prompt)
             if found is not None:
                 return found
-            hangs = any(one.trouble for one in slot.workers.values())
-            if hangs and not is_patient and not slot.expects_more:
-                raise self.refusal(slot)
-            if not slot.workers:
-                self._tend(slot)
-            starting = list(slot.starting.values())
+            hangs = any(one.trouble for one in replica_set.workers.values())
+            if hangs and not is_patient and not replica_set.expects_more:
+                raise self.refusal(replica_set)
+            if not replica_set.workers:
+                self._tend(replica_set)
+            starting = list(replica_set.starting.values())
             if starting:  # a client that leaves does not stop what others wait for
                 await asyncio.wait(starting, timeout=_REST_S, return_when=asyncio.FIRST_COMPLETED)
             else:
                 await asyncio.sleep(_REST_S)
             failed = [one for one in starting if one.done() and not _is_well(one)]
-            if failed and not slot.workers and not slot.starting:
-                raise _failure(slot, failed[0])
+            if failed and not replica_set.workers and not replica_set.starting:
+                raise _failure(replica_set, failed[0])
 
-    async def _woken(self, slot: Slot) -> None:
+    async def _woken(self, replica_set: ReplicaSet) -> None:
         """Wait until there is room for a model that sleeps; its servers wake by a request."""
-        if slot.waking is None:
-            slot.waking = asyncio.create_task(self._wake(slot))
+        if replica_set.waking is None:
+            replica_set.waking = asyncio.create_task(self._wake(replica_set))
         try:  # a client that leaves does not stop what others wait for
-            await asyncio.shield(slot.waking)
+            await asyncio.shield(replica_set.waking)
         except (ValueError, OSError) as error:
-            message = f"{slot.name} cannot be loaded: {error}"
+            message = f"{replica_set.name} cannot be loaded: {error}"
             raise ApiError(503, message, code="model_not_loaded") from None
 
-    async def _wake(self, slot: Slot) -> None:
+    async def _wake(self, replica_set: ReplicaSet) -> None:
         try:
             async with self._loading:
-                if slot.is_asleep:
-                    await self._make_room(slot)
-                    slot.is_asleep = False
-                    self._write(f"{slot.name} wakes")
+                if replica_set.is_asleep:
+                    await self._make_room(replica_set)
+                    replica_set.is_asleep = False
+                    self._write(f"{replica_set.name} wakes")
         finally:
-            slot.waking = None
+            replica_set.waking = None
 
     async def look(self) -> dict[str, str]:
         """Return what is wrong with which loaded models; it takes about a second at most."""
-        slots = list(self.slots.values())
-        workers = [worker for slot in slots for worker in slot.workers.values()]
+        replica_sets = list(self.replica_sets.values())
+        workers = [
+            worker for replica_set in replica_sets for worker in replica_set.workers.values()
+        ]
         await asyncio.gather(*(worker.look() for worker in workers))
-        return {slot.name: slot.trouble for slot in slots if slot.trouble}
+        return {
+            replica_set.name: replica_set.trouble
+            for replica_set in replica_sets
+            if replica_set.trouble
+        }
 
-    def refusal(self, slot: Slot) -> ApiError:
+    def refusal(self, replica_set: ReplicaSet) -> ApiError:
         """Return the error of a request for a model that hangs."""
-        message = f"{slot.name} {slot.trouble or 'has ended'}; it is stopped after "
+        message = f"{replica_set.name} {replica_set.trouble or 'has ended'}; it is stopped after "
         message += f"{self._step_timeout_s:g} s, and loaded again on the next request"
         return ApiError(503, message, code="model_hung", headers={"retry-after": "5"})
 
-    async def forget_dead(self, slot: Slot, worker: Worker) -> None:
+    async def forget_dead(self, replica_set: ReplicaSet, worker: Worker) -> None:
         """Forget a server that has ended, or is about to, so that no request goes there any more.
 
         One that still listens is only asked how it is, however busy it is.
@@ -187,14 +195,14 @@ class Pool:
         if worker.is_there and worker.is_listening:
             await worker.look()
         else:
-            await self._forget(slot, worker)
+            await self._forget(replica_set, worker)
             await worker.wait()
 
-    async def load(self, name: str, model: str) -> Slot:
+    async def load(self, name: str, model: str) -> ReplicaSet:
         """Load a model with all of its servers. Raises ValueError or OSError if it cannot be."""
-        slot = self._slot(name, model)
-        self._tend(slot)
-        starts = list(slot.starting.values())
+        replica_set = self._replica_set(name, model)
+        self._tend(replica_set)
+        starts = list(replica_set.starting.values())
         await asyncio.gather(*starts, return_exceptions=True)  # none, if others have it placed
         for start in starts:
             if start.cancelled():
@@ -202,7 +210,7 @@ class Pool:
             if (error := start.exception()) is not None:
                 await self.close()
                 raise ValueError(f"{name} cannot be loaded: {error}")
-        return slot
+        return replica_set
 
     def reload_keys(self) -> None:
         """Let all models read the file of keys again."""
@@ -215,20 +223,33 @@ class Pool:
             worker.kill()
 
     def _workers(self) -> list[Worker]:
-        return [worker for slot in self.slots.values() for worker in slot.workers.values()]
+        return [
+            worker
+            for replica_set in self.replica_sets.values()
+            for worker in replica_set.workers.values()
+        ]
 
     async def close(self) -> None:
         """Start no more models; end each when its requests have ended or its time is up."""
         self._is_closed = True
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._shutdown_timeout_s
-        while any(slot.num_users for slot in self.slots.values()) and loop.time() < deadline_s:
+        while (
+            any(replica_set.num_users for replica_set in self.replica_sets.values())
+            and loop.time() < deadline_s
+        ):
             await asyncio.sleep(0.02)
-        starting = [task for slot in self.slots.values() for task in slot.starting.values()]
+        starting = [
+            task
+            for replica_set in self.replica_sets.values()
+            for task in replica_set.starting.values()
+        ]
         for task in starting:
             task.cancel()
         await asyncio.gather(*starting, return_exceptions=True)
-        await asyncio.gather(*(self._unload(slot) for slot in self.slots.values()))
+        await asyncio.gather(
+            *(self._unload(replica_set) for replica_set in self.replica_sets.values())
+        )
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._spare is not None:
             spare = await self._spare
@@ -239,71 +260,77 @@ class Pool:
 
     # --- loading -------------------------------------------------------------------------------
 
-    def _tend(self, slot: Slot) -> None:
+    def _tend(self, replica_set: ReplicaSet) -> None:
         """Begin to start the servers that a model lacks. Raises ApiError at the end of all."""
         if self._is_closed:
             raise ApiError(503, "the server is stopping", code="stopping")
-        for number in range(1, slot.num_wanted + 1):
-            if number not in slot.workers and number not in slot.starting:
-                task = asyncio.create_task(self._load(slot, number))
-                slot.starting[number] = task
-                task.add_done_callback(partial(self._note_start, slot, number))
+        for number in range(1, replica_set.num_wanted + 1):
+            if number not in replica_set.workers and number not in replica_set.starting:
+                task = asyncio.create_task(self._load(replica_set, number))
+                replica_set.starting[number] = task
+                task.add_done_callback(partial(self._note_start, replica_set, number))
 
-    def _note_start(self, slot: Slot, number: int, start: asyncio.Task[Worker]) -> None:
+    def _note_start(
+        self, replica_set: ReplicaSet, number: int, start: asyncio.Task[Worker]
+    ) -> None:
         """Take note of how a start ended; try again later if it failed, and is still wanted."""
-        del slot.starting[number]
+        del replica_set.starting[number]
         if _is_well(start) or start.cancelled():
             return
-        if slot.num_wanted > 1:
-            self._write(f"server {number} of {slot.name} cannot be started: {start.exception()}")
-        if slot.workers or slot.deaths:  # it has run before
-            self._tend_later(slot)
-        elif not slot.starting:
-            slot.plan = None
+        if replica_set.num_wanted > 1:
+            self._write(
+                f"server {number} of {replica_set.name} cannot be started: {start.exception()}"
+            )
+        if replica_set.workers or replica_set.deaths:  # it has run before
+            self._tend_later(replica_set)
+        elif not replica_set.starting:
+            replica_set.plan = None
 
-    def _tend_later(self, slot: Slot) -> None:
+    def _tend_later(self, replica_set: ReplicaSet) -> None:
         """Start what is missing: at once after the first failure, later after more in a row."""
-        if slot.is_kept and not self._is_closed:
-            self._later(self._tend_after(slot, min(_LONGEST_REST_S, float(slot.num_failed))))
-        slot.num_failed += 1
+        if replica_set.is_kept and not self._is_closed:
+            self._later(
+                self._tend_after(replica_set, min(_LONGEST_REST_S, float(replica_set.num_failed)))
+            )
+        replica_set.num_failed += 1
 
-    async def _tend_after(self, slot: Slot, rest_s: float) -> None:
+    async def _tend_after(self, replica_set: ReplicaSet, rest_s: float) -> None:
         await asyncio.sleep(rest_s)
-        if slot.is_kept and not self._is_closed:
-            self._tend(slot)
+        if replica_set.is_kept and not self._is_closed:
+            self._tend(replica_set)
 
-    async def _load(self, slot: Slot, number: int) -> Worker:
+    async def _load(self, replica_set: ReplicaSet, number: int) -> Worker:
         loop = asyncio.get_running_loop()
         async with self._loading:
             begin_s = loop.time()
-            slot.plan = slot.plan or await self._make_room(slot)
+            replica_set.plan = replica_set.plan or await self._make_room(replica_set)
             self._num_started += 1
             worker = await Worker.start(
                 await self._take_spare(),
-                slot.model,
+                replica_set.model,
                 self._folder.path / f"{self._num_started}.sock",
-                self._flags.arguments(slot.name),
+                self._flags.arguments(replica_set.name),
                 {
-                    **self._flags.variables(slot.name, number, slot.starts[number]),
+                    **self._flags.variables(replica_set.name, number, replica_set.starts[number]),
                     TUNNEL_KEY: self.key,
-                    "RIDGELINE_KV_CACHE_MEMORY": str(slot.plan.config.kv_bytes),
-                    "RIDGELINE_THREADS": str(slot.plan.config.threads),
+                    "RIDGELINE_KV_CACHE_MEMORY": str(replica_set.plan.config.kv_bytes),
+                    "RIDGELINE_THREADS": str(replica_set.plan.config.threads),
                 },
                 number,
                 self._write,
             )
-            slot.starts[number] += 1
+            replica_set.starts[number] += 1
             try:
                 await self.adapters.match(worker)
             except NotLoaded as error:  # the others have it
-                self._write(f"{slot.called(worker)} lacks an adapter: {error}")
-            slot.take(worker)
-        self._write(f"{slot.called(worker)} is loaded, in {loop.time() - begin_s:.2f} s")
-        slot.note(worker, "is ready")
-        self._watch(slot, worker)
+                self._write(f"{replica_set.called(worker)} lacks an adapter: {error}")
+            replica_set.take(worker)
+        self._write(f"{replica_set.called(worker)} is loaded, in {loop.time() - begin_s:.2f} s")
+        replica_set.note(worker, "is ready")
+        self._watch(replica_set, worker)
         self._later(self.prepare())
-        if not slot.num_users:  # all clients that asked have left
-            self._begin_idle(slot)
+        if not replica_set.num_users:  # all clients that asked have left
+            self._begin_idle(replica_set)
         return worker
 
     async def prepare(self) -> None:
@@ -321,7 +348,7 @@ class Pool:
                 return spare
         return await spare_process()
 
-    async def _make_room(self, slot: Slot) -> ServersPlan:
+    async def _make_room(self, replica_set: ReplicaSet) -> ReplicaPlan:
         """Let idle models sleep, or end them, until this one fits as it would alone.
 
         It returns its plan. If only models that answer are left, it takes what there is, or waits
@@ -329,123 +356,133 @@ class Pool:
         """
         while True:
             self._freed.clear()
-            others = [one for one in self.slots.values() if one.plan and one is not slot]
-            plan, problem = await in_thread(self._plan, slot, *self._room(others))
+            others = [
+                one for one in self.replica_sets.values() if one.plan and one is not replica_set
+            ]
+            plan, problem = await in_thread(self._plan, replica_set, *self._room(others))
             if plan is not None and not plan.config.notes:
                 return plan
             idle = [one for one in others if not one.num_users]
             if idle:
                 oldest = min(idle, key=lambda one: (one.is_asleep, one.used_s))
-                await self._give_way(oldest, slot.name)
+                await self._give_way(oldest, replica_set.name)
             elif plan is not None:
                 return plan
             elif others:
-                self._write(f"{slot.name} waits for memory: {problem}")
+                self._write(f"{replica_set.name} waits for memory: {problem}")
                 self.num_waiting += 1
                 await self._freed.wait()
                 self.num_waiting -= 1
             else:
                 raise ValueError(problem)
 
-    async def join(self, slot: Slot, server: JoinedServer) -> None:
+    async def join(self, replica_set: ReplicaSet, server: RemoteServer) -> None:
         """Let a server of another machine have requests. Raises NotTaken if it may not."""
         self._num_started += 1
         path = self._folder.path / f"{self._num_started}.sock"
         await server.listen(path)
         worker = Worker(server, path, 0, server.tunnel_key)
-        await take_same(slot, worker, server, self.adapters)
-        self._write(f"{slot.called(worker)} is {server.node}, process {server.pid}")
-        slot.note(worker, f"has joined ({server.node})")
-        self._watch(slot, worker)
+        await take_same(replica_set, worker, server, self.adapters)
+        self._write(f"{replica_set.called(worker)} is {server.node}, process {server.pid}")
+        replica_set.note(worker, f"has joined ({server.node})")
+        self._watch(replica_set, worker)
 
-    async def _give_way(self, slot: Slot, name: str) -> None:
+    async def _give_way(self, replica_set: ReplicaSet, name: str) -> None:
         """Let an idle model sleep; end one that sleeps already, or whose backend cannot."""
-        workers = list(slot.workers.values())
-        is_awake = bool(workers) and not slot.is_asleep
+        workers = list(replica_set.workers.values())
+        is_awake = bool(workers) and not replica_set.is_asleep
         if is_awake and all(await asyncio.gather(*(worker.sleep() for worker in workers))):
-            self._write(f"{slot.name} sleeps, to make room for {name}")
-            slot.is_asleep = not slot.num_users  # a request that came meanwhile wakes it
+            self._write(f"{replica_set.name} sleeps, to make room for {name}")
+            replica_set.is_asleep = (
+                not replica_set.num_users
+            )  # a request that came meanwhile wakes it
         else:
-            self._write(f"{slot.name} makes room for {name}")
-            await self._unload(slot)
+            self._write(f"{replica_set.name} makes room for {name}")
+            await self._unload(replica_set)
 
-    def _room(self, others: list[Slot]) -> tuple[int, int | None]:
+    def _room(self, others: list[ReplicaSet]) -> tuple[int, int | None]:
         """Return how much of what seems free is for other models, and the most one may take.
 
         One that sleeps needs room before it wakes; until then it has only its weights.
         """
         promised = total = 0
-        for slot in others:
-            assert slot.plan is not None
-            if slot.is_asleep:
-                total += slot.plan.weights_bytes
+        for replica_set in others:
+            assert replica_set.plan is not None
+            if replica_set.is_asleep:
+                total += replica_set.plan.weights_bytes
             else:
-                private = sum(one.memory.private_bytes for one in slot.workers.values())
-                promised += max(0, slot.plan.total_bytes - private)
-                total += slot.plan.total_bytes
+                private = sum(one.memory.private_bytes for one in replica_set.workers.values())
+                promised += max(0, replica_set.plan.total_bytes - private)
+                total += replica_set.plan.total_bytes
         return promised, None if self._memory_bytes is None else self._memory_bytes - total
 
     def _plan(
-        self, slot: Slot, taken_bytes: int, most_bytes: int | None
-    ) -> tuple[ServersPlan | None, str]:
+        self, replica_set: ReplicaSet, taken_bytes: int, most_bytes: int | None
+    ) -> tuple[ReplicaPlan | None, str]:
         """Return how a model's servers would be loaded, or None and why they cannot be."""
         try:
             most = taken_bytes, most_bytes
-            found = plan_servers(self._options, slot.model, slot.num_wanted, self._guards, *most)
+            found = plan_servers(
+                self._options, replica_set.model, replica_set.num_wanted, self._guards, *most
+            )
         except ValueError as error:
             return None, str(error)
         return found, ""
 
     # --- ending --------------------------------------------------------------------------------
 
-    def _begin_idle(self, slot: Slot) -> None:
+    def _begin_idle(self, replica_set: ReplicaSet) -> None:
         """Begin to count the time that a model is idle; others may have its memory."""
         self._freed.set()
-        if slot.keep_alive_s >= 0 and slot.workers:
+        if replica_set.keep_alive_s >= 0 and replica_set.workers:
             loop = asyncio.get_running_loop()
-            if slot.timer is not None:
-                slot.timer.cancel()
-            slot.timer = loop.call_later(slot.keep_alive_s, self._end_idle, slot)
+            if replica_set.timer is not None:
+                replica_set.timer.cancel()
+            replica_set.timer = loop.call_later(
+                replica_set.keep_alive_s, self._end_idle, replica_set
+            )
 
-    def _end_idle(self, slot: Slot) -> None:
-        self._later(self._unload_if_idle(slot))
+    def _end_idle(self, replica_set: ReplicaSet) -> None:
+        self._later(self._unload_if_idle(replica_set))
 
-    async def _unload_if_idle(self, slot: Slot) -> None:
+    async def _unload_if_idle(self, replica_set: ReplicaSet) -> None:
         async with self._loading:  # or a start would count its memory as taken, or miss it
-            if not slot.num_users and slot.workers:
-                self._write(f"{slot.name} was idle and is unloaded")
-                await self._unload(slot)
+            if not replica_set.num_users and replica_set.workers:
+                self._write(f"{replica_set.name} was idle and is unloaded")
+                await self._unload(replica_set)
 
-    async def _unload(self, slot: Slot) -> None:
+    async def _unload(self, replica_set: ReplicaSet) -> None:
         """End all servers of a model."""
-        if slot.timer is not None:
-            slot.timer.cancel()
-        for start in slot.starting.values():
+        if replica_set.timer is not None:
+            replica_set.timer.cancel()
+        for start in replica_set.starting.values():
             start.cancel()
-        workers = list(slot.workers.values())
+        workers = list(replica_set.workers.values())
         for worker in workers:
-            slot.drop(worker)
-        slot.plan, slot.is_asleep = None, False
-        slot.missing.clear()
+            replica_set.drop(worker)
+        replica_set.plan, replica_set.is_asleep = None, False
+        replica_set.missing.clear()
         await asyncio.gather(*(worker.stop() for worker in workers))
         self._freed.set()
 
-    def _watch(self, slot: Slot, worker: Worker) -> None:
+    def _watch(self, replica_set: ReplicaSet, worker: Worker) -> None:
         """Forget a server whose process ends by itself."""
 
         async def watch() -> None:
-            beside = [asyncio.ensure_future(self._look_after(slot, worker))]
+            beside = [asyncio.ensure_future(self._look_after(replica_set, worker))]
             beside += (
-                [asyncio.ensure_future(self._on_ready(slot, worker))] if self._on_ready else []
+                [asyncio.ensure_future(self._on_ready(replica_set, worker))]
+                if self._on_ready
+                else []
             )
             await worker.wait()
             for one in beside:
                 one.cancel()
-            await self._forget(slot, worker)
+            await self._forget(replica_set, worker)
 
         self._later(watch())
 
-    async def _look_after(self, slot: Slot, worker: Worker) -> None:
+    async def _look_after(self, replica_set: ReplicaSet, worker: Worker) -> None:
         """Look at a server while its model is in use.
 
         While it does not answer, its requests go to another one that does. Once it hangs it is
@@ -453,26 +490,26 @@ class Pool:
         """
         while not worker.is_hung(self._step_timeout_s):
             await asyncio.sleep(_LOOK_S)
-            if slot.num_users or worker.trouble:
+            if replica_set.num_users or worker.trouble:
                 await worker.look()
-            if self._is_closed or not slot.has_lost(worker, self._silence_timeout_s):
+            if self._is_closed or not replica_set.has_lost(worker, self._silence_timeout_s):
                 continue
             if num := worker.let_go():
                 why, some = worker.trouble or "leaves", f"{num} request{'s' * (num > 1)}"
-                slot.note(worker, f"{why}: {some} moved to other servers")
+                replica_set.note(worker, f"{why}: {some} moved to other servers")
         worker.end_hung()
 
-    async def _forget(self, slot: Slot, worker: Worker) -> None:
+    async def _forget(self, replica_set: ReplicaSet, worker: Worker) -> None:
         """Take a server that has ended out of use, and start it again if it is missed."""
-        if slot.workers.get(worker.number) is not worker:
+        if replica_set.workers.get(worker.number) is not worker:
             return
-        slot.drop(worker)
+        replica_set.drop(worker)
         await worker.stop()
-        self._write(f"{slot.called(worker)} {worker.fate}")
-        slot.lose(worker)
-        if not slot.is_kept and not slot.starting:
-            slot.plan = None
-        self._tend_later(slot)
+        self._write(f"{replica_set.called(worker)} {worker.fate}")
+        replica_set.lose(worker)
+        if not replica_set.is_kept and not replica_set.starting:
+            replica_set.plan = None
+        self._tend_later(replica_set)
         self._freed.set()
 
     def _later(self, work: Any) -> None:
@@ -485,7 +522,7 @@ def _is_well(start: asyncio.Task[Worker]) -> bool:
     return not start.cancelled() and start.exception() is None
 
 
-def _failure(slot: Slot, start: asyncio.Task[Worker]) -> ApiError:
+def _failure(replica_set: ReplicaSet, start: asyncio.Task[Worker]) -> ApiError:
     """Return the error of a request that waited for a server which could not be started."""
     if start.cancelled():
         return ApiError(503, "the server is stopping", code="stopping")
@@ -493,5 +530,5 @@ def _failure(slot: Slot, start: asyncio.Task[Worker]) -> ApiError:
     if not isinstance(error, StartError | ValueError | OSError):
         assert error is not None
         raise error
-    message = f"{slot.name} cannot be loaded: {error}"
+    message = f"{replica_set.name} cannot be loaded: {error}"
     return ApiError(503, message, code="model_not_loaded")

@@ -1,7 +1,7 @@
 """Promises: whether a request can be done in time without breaking what was promised before.
 
 A forecast says when each request will have its first token and its end. It is stretched by a margin
-(``promise_margin``). A request that is in time with its margin is promised. One that is in time
+(``deadline_margin``). A request that is in time with its margin is promised. One that is in time
 only without it is accepted without a promise, if that breaks none; all others are refused. Requests
 without a deadline break no promise: as many enter as a forecast allows. It knows nothing of clocks,
 threads and HTTP, and forecasts are a parameter.

@@ -25,7 +25,7 @@ from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepReco
 from ridgeline.core.scheduling.policies import POLICIES
 from ridgeline.core.step import Wait
 from ridgeline.foresight.simulator.replay import params_of
-from ridgeline.foresight.typed import parse, to_json, typed
+from ridgeline.foresight.structure import parse, to_json, typed
 
 Json = dict[str, Any]
 

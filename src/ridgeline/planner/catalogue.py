@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ridgeline.backends import cuda
-from ridgeline.engine.calibration.kept import kept_roof
+from ridgeline.engine.calibration.store import kept_roof
 from ridgeline.engine.setup.home import default_home
 from ridgeline.model.cost.hardware import (
     Device,
@@ -173,8 +173,8 @@ def cards_here() -> list[Device]:
 
     Of devices that a card's name may mean, or its beginning, the one with the card's memory is it.
     """
-    cards = cuda.cards.found()
-    gate = cuda.gate.read(default_home()) if cards else None
+    cards = cuda.gpu_models.found()
+    gate = cuda.approval.read(default_home()) if cards else None
     here: dict[str, Device] = {}
     for card in cards:
         words = _words(card.name)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ridgeline.model.cost.shapes import active_params, weight_params
-from ridgeline.planner.capacity.in_words import name_of, span_ms
 from ridgeline.planner.capacity.load import PERCENTILES
+from ridgeline.planner.capacity.prose import name_of, span_ms
 from ridgeline.planner.catalogue import devices, offers
 from ridgeline.planner.memory.placement import length, sentence
 from ridgeline.planner.plan import Plan
@@ -55,7 +55,7 @@ def _flat(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 def _choices(plan: Plan) -> Iterator[str]:
     """Yield the answer and a row for each choice."""
-    yield f"# Choices for {plan.subject.name}\n"
+    yield f"# Choices for {plan.spec.name}\n"
     yield f"{model_line(plan)}. {plan.answer}.\n"
     yield "| choice | USD/h | busy | ttft p95, ms | tpot p95, ms | holds | limited by |"
     yield "|---|--:|--:|--:|--:|---|---|"
@@ -75,7 +75,7 @@ def as_markdown(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan) -> Iterator[str]:
-    yield f"# Memory of {plan.subject.name}\n"
+    yield f"# Memory of {plan.spec.name}\n"
     yield f"{model_line(plan)}. It {sentence(plan.best)}.\n"
     if len(plan.placements) > 1:
         yield "| device | devices | memory | to spare | longest context | sequences |"
@@ -107,7 +107,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def model_line(plan: Plan) -> str:
     """Return the model's facts in a line: parameters, kinds of layers, format."""
-    shape, best = plan.subject.shape, plan.best
+    shape, best = plan.spec.shape, plan.best
     total, active = weight_params(shape), active_params(shape)
     params = f"{total / 1e9:,.2f} B parameters"
     if active < total:

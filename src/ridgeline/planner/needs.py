@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ridgeline.engine.setup.home import stores
 from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.planner.memory.flags import PlanFlags
-from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.planner.memory.placement import DEFAULT_CONTEXT, parts_of
 from ridgeline.planner.plan import plan_for
 from ridgeline.system.report import decimal_size
@@ -56,11 +56,11 @@ class Needs(NamedTuple):
         return {"bytes": self.num_bytes, "context_tokens": self.context, "parts": self.parts}
 
 
-def needs_of(subject: ModelSpec, flags: PlanFlags = _USUAL) -> Needs:
+def needs_of(spec: ModelSpec, flags: PlanFlags = _USUAL) -> Needs:
     """Return what a model that runs here needs. Raises ValueError if it does not."""
-    if subject.checkpoint is None:
-        raise ValueError(f"{subject.name} does not run here")
-    best = plan_for(subject, flags).best
+    if spec.checkpoint is None:
+        raise ValueError(f"{spec.name} does not run here")
+    best = plan_for(spec, flags).best
     *parts, _margin = parts_of(best.ledger)
     return Needs(best.ledger.needed_bytes, dict(parts), best.setting.context)
 
@@ -70,7 +70,7 @@ def needs_of_file(path: Path) -> Needs:
 
     Raises ValueError if it does not run, and OSError if it cannot be read.
     """
-    return needs_of(subject_of(path, stores()))
+    return needs_of(read_model_spec(path, stores()))
 
 
 def flags_of(config: EngineConfig) -> PlanFlags:

@@ -12,20 +12,20 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.model.cost.hardware import Device
 from ridgeline.model.cost.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
-from ridgeline.planner.capacity.in_words import verdict
 from ridgeline.planner.capacity.load import BOUGHT_WITHIN, LoadFlags, OfferedLoad, Slo, load_of
 from ridgeline.planner.capacity.option import CapacityOption
+from ridgeline.planner.capacity.prose import verdict
 from ridgeline.planner.capacity.search import Report, search
 from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices, own_devices
 from ridgeline.planner.memory.adapter_room import adapter_room
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
-from ridgeline.planner.memory.known_estimator import Published, published_formula
 from ridgeline.planner.memory.ledger import ASSUMED
-from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.planner.memory.own_engine import OWN, computes_on, is_on_gpu
 from ridgeline.planner.memory.placement import Placement, cannot_compute, place, sentence
-from ridgeline.planner.on_device import able_devices, check_speeds
+from ridgeline.planner.memory.published_formula import Published, published_formula
+from ridgeline.planner.single_device import able_devices, check_speeds
 from ridgeline.system.report import gib
 
 _MANY = 2  # devices: then sizes of divisions are chosen
@@ -36,7 +36,7 @@ class Plan:
     """What a model needs, and what fits.
 
     Attributes:
-        subject: the model.
+        spec: the model.
         placements: on each device that was asked for, in that order.
         best: the placement that the plan speaks of: the smallest that fits, else the largest.
         published: what a well-known formula says, if it was asked.
@@ -47,7 +47,7 @@ class Plan:
         slos: its bounds.
     """
 
-    subject: ModelSpec
+    spec: ModelSpec
     placements: tuple[Placement, ...]
     best: Placement
     published: Published | None
@@ -66,10 +66,10 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON document: bytes, and what is read by programs."""
-        shape = self.subject.shape
+        shape = self.spec.shape
         document: dict[str, Any] = {
             "model": {
-                "name": self.subject.name,
+                "name": self.spec.name,
                 "num_params": weight_params(shape),
                 "num_active_params": active_params(shape),
                 "kinds": list(shape.kinds),
@@ -108,12 +108,17 @@ def plan(
     of_load = {name: flags.pop(name) for name in LoadFlags.__dataclass_fields__ if name in flags}
     asked = LoadFlags(**of_load)
     return plan_for(
-        subject_of(model, stores()), PlanFlags(**flags), compare_published, asked, today, report
+        read_model_spec(model, stores()),
+        PlanFlags(**flags),
+        compare_published,
+        asked,
+        today,
+        report,
     )
 
 
 def plan_for(
-    subject: ModelSpec, flags: PlanFlags, compare_published: bool = False,
+    spec: ModelSpec, flags: PlanFlags, compare_published: bool = False,
     asked: LoadFlags | None = None, today: date | None = None,
     report: Report = lambda done, total: None, alive: Alive = lambda: None,
 ) -> Plan:  # fmt: skip
@@ -121,8 +126,8 @@ def plan_for(
 
     ``alive`` is called at every simulated step; what it raises ends the plan.
     """
-    shape = subject.shape
-    subject = replace(subject, adapters=adapter_room(flags, subject.checkpoint))
+    shape = spec.shape
+    spec = replace(spec, adapters=adapter_room(flags, spec.checkpoint))
     flags, asked, clients = _clients(flags, asked)
     load, cut = load_of(asked) if asked is not None and asked.is_given else None, ""
     if load is not None:
@@ -131,19 +136,19 @@ def plan_for(
             cut = f"requests of more than {longest:,} tokens end there, as the context does"
         load = load.cut(longest)
         flags = replace(flags, context=flags.context or load.longest)
-    usual = HERE if subject.checkpoint is not None else ALL
+    usual = HERE if spec.checkpoint is not None else ALL
     own = own_devices(flags)
     usual = ",".join(own) or usual
     on = flags.on or (SHOP if asked is not None and asked.buy else usual)
     devices, taken_for = find_devices(on, own)
     if load is not None:
         check_speeds(devices)
-    devices, left_out = able_devices(subject, devices, flags)
+    devices, left_out = able_devices(spec, devices, flags)
     default_ranks = AUTO if len(devices) >= _MANY else "1"
     if load is not None and on != HERE:
         default_ranks = AUTO
     placements = tuple(
-        place(subject, device, flags, default_ranks=default_ranks) for device in devices
+        place(spec, device, flags, default_ranks=default_ranks) for device in devices
     )
     fitting = [p for p in placements if p.ledger.fits]
     best = (
@@ -152,24 +157,24 @@ def plan_for(
         else max(placements, key=lambda p: p.device.usable_bytes)
     )
     published = (
-        published_formula(subject, best.setting.context, best.setting.concurrency)
+        published_formula(spec, best.setting.context, best.setting.concurrency)
         if compare_published
         else None
     )
     taken_for += [*clients, *([cut] if cut else [])]
-    assumptions = [*taken_for, *_assumptions(subject, flags, best)]
-    warnings = [*left_out, *_warnings(subject, best)]
+    assumptions = [*taken_for, *_assumptions(spec, flags, best)]
+    warnings = [*left_out, *_warnings(spec, best)]
     choices: tuple[CapacityOption, ...] = ()
     if load is not None and asked is not None:
         day = today or date.today()
-        chosen = search(subject, flags, asked, load, devices, day, report, alive)
+        chosen = search(spec, flags, asked, load, devices, day, report, alive)
         choices = chosen.choices
         best = choices[0].placement if choices else best
-        assumptions = [*taken_for, *_assumptions(subject, flags, best), *chosen.notes]
-        assumptions += _of_load(subject, flags, asked, load, choices)
-        warnings = [*left_out, *_warnings(subject, best), *chosen.warnings]
+        assumptions = [*taken_for, *_assumptions(spec, flags, best), *chosen.notes]
+        assumptions += _of_load(spec, flags, asked, load, choices)
+        warnings = [*left_out, *_warnings(spec, best), *chosen.warnings]
     return Plan(
-        subject=subject,
+        spec=spec,
         placements=placements,
         best=best,
         published=published,
@@ -209,7 +214,7 @@ def _clients(
 
 
 def _of_load(
-    subject: ModelSpec,
+    spec: ModelSpec,
     flags: PlanFlags,
     asked: LoadFlags,
     load: OfferedLoad,
@@ -219,7 +224,7 @@ def _of_load(
         yield "one request at a time: --request-rate or --max-concurrency says otherwise"
     if asked.buy:
         yield from _of_purchase(asked, choices)
-        if flags.dtype == AUTO and subject.storage.linear.bits >= 16:
+        if flags.dtype == AUTO and spec.storage.linear.bits >= 16:
             yield "weights as they are stored: --dtype q4_k plans for a third of them"
     if load.rate_per_s is not None:
         yield "requests are spread over replicas by chance; prompts share no beginning"
@@ -325,10 +330,10 @@ def row_of(placement: Placement) -> dict[str, Any]:
     }
 
 
-def _assumptions(subject: ModelSpec, flags: PlanFlags, best: Placement) -> Iterator[str]:
-    shape, setting, engine = subject.shape, best.setting, best.setting.engine
+def _assumptions(spec: ModelSpec, flags: PlanFlags, best: Placement) -> Iterator[str]:
+    shape, setting, engine = spec.shape, best.setting, best.setting.engine
     yield from shape.assumptions
-    if subject.stored is None and flags.weights_memory is None:
+    if spec.stored is None and flags.weights_memory is None:
         for tower in shape.towers:
             yield (
                 f"only the half that reads text is counted, not the one of {tower}: "
@@ -337,7 +342,7 @@ def _assumptions(subject: ModelSpec, flags: PlanFlags, best: Placement) -> Itera
     if flags.context is None:
         yield f"sequences of {setting.context:,} tokens: --context says otherwise"
     is_ours = is_on_gpu(engine, best.device)
-    if is_ours and flags.dtype == AUTO and subject.storage.linear.bits < 16:
+    if is_ours and flags.dtype == AUTO and spec.storage.linear.bits < 16:
         yield f"weights in bf16, as {OWN} computes on GPUs: --dtype int8 or int4 takes less"
     kept = "of what weights and activations leave" if engine.of_free else "of the device"
     yield f"rules of {engine.name}: the cache may use up to {setting.utilization:.0%} {kept}"
@@ -360,13 +365,13 @@ def _assumptions(subject: ModelSpec, flags: PlanFlags, best: Placement) -> Itera
         yield f"each of {setting.tp} ranks keeps all of the latent cache"
     if any(layer.cache.state_values for layer in shape.layers):
         yield f"states of sequences are kept in f32{', each twice' if is_ours else ''}"
-    if subject.adapters.num_bytes and best.num_devices > 1:
+    if spec.adapters.num_bytes and best.num_devices > 1:
         yield "each rank keeps adapters whole"
     if any(line.how == ASSUMED and "driver" in line.name for line in best.ledger.lines):
         yield "driver, graphs and the like are of this size on most machines: see --overhead-memory"
 
 
-def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
+def _warnings(spec: ModelSpec, best: Placement) -> Iterator[str]:
     device, form = best.device, best.storage.linear.name.partition(" ")[0]
     if device.memory_known == "label":
         yield f"{device.id}: its capacity is its label in decimal GB, and not measured"
@@ -379,12 +384,12 @@ def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
         yield f"{device.id}: facts of low confidence ({device.source})"
     if form == "fp8" and cannot_compute(device, form):
         yield f"{device.id} has no fp8 units: weights are widened as they are used"
-    own = (subject.storage.plain.name, subject.storage.linear.name)
+    own = (spec.storage.plain.name, spec.storage.linear.name)
     if "bf16" in own and cannot_compute(device, "bf16"):
         yield f"{device.id} cannot compute bf16: planned in f16, as by vllm's --dtype half"
     if best.setting.engine.name == OWN and device.kind != "cpu":
-        yield _of_own_engine(subject, device)
-    if device.id == "here" and subject.checkpoint is not None and not best.ledger.fits:
+        yield _of_own_engine(spec, device)
+    if device.id == "here" and spec.checkpoint is not None and not best.ledger.fits:
         missing = max(0, -best.ledger.spare_bytes)
         yield (
             f"it starts here all the same, with a short cache: weights that do not fit, at least "
@@ -398,12 +403,12 @@ def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
         yield f"{device.id} has only SRAM: weights and cache need {needed:,} chips"
 
 
-def _of_own_engine(subject: ModelSpec, device: Device) -> str:
+def _of_own_engine(spec: ModelSpec, device: Device) -> str:
     """Return what is to be said of our engine on a device that is no processor."""
     rules = f"on {device.id} this is what its rules would take"
     if not computes_on(device):
         return f"{OWN} computes on processors, and on NVIDIA GPUs from Ampere on: {rules}"
-    if why := subject.why_no_arch:
+    if why := spec.why_no_arch:
         return f"{OWN} does not know how it would run this model ({why}): {rules}"
     if device.has_passed:
         return f"times of {OWN} on {device.id} are estimated from figures of other engines"

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.engine import identity
-from ridgeline.engine.calibration.kept import try_to_keep
-from ridgeline.engine.calibration.known import known
+from ridgeline.engine.calibration.load import known
+from ridgeline.engine.calibration.store import try_to_keep
 from ridgeline.engine.llm import LLM
 from ridgeline.engine.text_processor import TextProcessor
-from ridgeline.foresight.promise_margin import PromiseMargin
+from ridgeline.foresight.deadline_margin import PromiseMargin
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.planner.needs import flags_of
 from ridgeline.serve.aliases import Aliases
 from ridgeline.serve.app import new_app
-from ridgeline.serve.batches.background import Batches, store_of
 from ridgeline.serve.batches.routes import add_batches
+from ridgeline.serve.batches.runner import Batches, store_of
 from ridgeline.serve.engine.async_engine import AsyncEngine
 from ridgeline.serve.http.keys import ANYONE, Keys
 from ridgeline.serve.http.options import ServeOptions
@@ -32,14 +32,14 @@ from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.lora import Loras
 from ridgeline.serve.observe.metrics import Metrics
 from ridgeline.serve.service import Service
-from ridgeline.serve.sleeping import Naps
+from ridgeline.serve.sleeping import SleepState
 from ridgeline.system.machine import lower_priority
 
 if TYPE_CHECKING:
     from ridgeline.trust.audit.log import AuditLog
-    from ridgeline.trust.guards.known import Judge
-    from ridgeline.trust.rules.book import RuleBook
+    from ridgeline.trust.guards.guard_loading import Judge
     from ridgeline.trust.rules.file import RulesFile
+    from ridgeline.trust.rules.policy_file import PolicyFile
 
 _STEP_S = 10.0  # for the step under way at the end
 
@@ -110,7 +110,7 @@ class Answering:
             plan_flags=flags_of(llm.config),
             memory=llm.memory,
             loras=Loras(llm.adapters, name, options.allow_lora_loading),
-            naps=Naps(self.async_engine, llm.sleeping, options.idle_release_s),
+            sleep_state=SleepState(self.async_engine, llm.sleeping, options.idle_release_s),
             kept=llm.kv_disk,
             rules=rules,
             audit=audit,
@@ -143,7 +143,7 @@ class Answering:
         if not models:
             return {}
         # Servers without one need not import this.
-        from ridgeline.trust.guards.known import known_judge
+        from ridgeline.trust.guards.guard_loading import known_judge
 
         return {
             name: known_judge(name, llm.text, self._guards[name], work.prompts)
@@ -152,7 +152,7 @@ class Answering:
 
     def _rules_of(
         self, options: ServeOptions, keys: Keys, has: Mapping[str, bool]
-    ) -> RuleBook | None:
+    ) -> PolicyFile | None:
         """Return the rules of a file, if there is one. Raises OSError or ValueError.
 
         ``has`` says whether this server has a trace, and an audit log.
@@ -160,7 +160,7 @@ class Answering:
         if options.rules is None:
             return None
         # Servers without rules need not import this.
-        from ridgeline.trust.rules.book import RuleBook
+        from ridgeline.trust.rules.policy_file import PolicyFile
 
         def check(found: RulesFile) -> None:
             if has["trace"] and not found.allows_trace:
@@ -170,13 +170,13 @@ class Answering:
                 message = f"{options.rules}: audit in [keys.{found.audited}] needs --audit DIR"
                 raise ValueError(message)
 
-        return RuleBook(options.rules, lambda: keys.labels, self.metrics.count_rule, check)
+        return PolicyFile(options.rules, lambda: keys.labels, self.metrics.count_rule, check)
 
     def start(self) -> None:
         """Begin to answer."""
         for engine in (self.async_engine, *self._guards.values()):
             engine.start()
-        self.service.naps.start()
+        self.service.sleep_state.start()
         if isinstance(self._batches, Batches):
             self._batches.start()
 

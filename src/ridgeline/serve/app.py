@@ -84,14 +84,14 @@ def new_app(service: Service) -> FastAPI:
     add_llamacpp(app, service)
     add_triton(app, service)
     add_lora(app, service.loras, service.check_open)
-    add_sleep(app, service.naps)
+    add_sleep(app, service.sleep_state)
     if service.audit:
         # Servers without it need not import this.
         from ridgeline.trust.audit.requests import add_audit
 
         add_audit(app, service.audit)
     add_receipts(app, lambda: service.signer)
-    add_plans(app, service.subject, lambda: [service.name])
+    add_plans(app, service.spec, lambda: [service.name])
     if service.options.page:
         app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
@@ -208,7 +208,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
         async def answer() -> Response:
             why = question()
             body = {"status": "ok"} if why is None else {"status": "no", "reason": why}
-            if level := service.naps.level:
+            if level := service.sleep_state.level:
                 body["asleep"] = f"level {level}: a request wakes it"
             if service.is_draining:
                 body[LEAVING] = STOPPING

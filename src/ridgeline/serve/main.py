@@ -245,7 +245,7 @@ async def _main(
         llm, name, options, keys, log.line, default_home(),
         audit=audit, guards=guards, joining=joining,
     )  # fmt: skip
-    obey_signals(running.stop, running.reload_keys, running.service.naps.begin)
+    obey_signals(running.stop, running.reload_keys, running.service.sleep_state.begin)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     for note in keys.notes(options.isolate_keys):

@@ -17,7 +17,7 @@ from ridgeline.core.decoding.search import with_recommended
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules
-from ridgeline.engine.text_processor import NewConstraint, TextProcessor, cut
+from ridgeline.engine.text_processor import ConstraintFactory, TextProcessor, cut
 from ridgeline.serve.answer.conversation import Rendering
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.answer.response_format import wanted_form
@@ -33,7 +33,7 @@ from ridgeline.text.messages.message import MessageForm
 from ridgeline.text.messages.tools import ToolUse
 
 if TYPE_CHECKING:  # imported only where a server has rules
-    from ridgeline.trust.rules.book import RequestRules
+    from ridgeline.trust.rules.policy_file import RequestPolicy
 
 Ids = tuple[int, ...]
 Encode = Callable[[str], list[int]]
@@ -84,7 +84,7 @@ class Prompts:
         metrics: Metrics,
         work: WorkTurns,
         options: ServeOptions,
-        rules: Callable[[], RequestRules | None] = lambda: None,
+        rules: Callable[[], RequestPolicy | None] = lambda: None,
         fill: Callable[[Rendering], None] = lambda request: None,
     ) -> None:
         """Make prompts of what ``rules`` let the model read; ``fill`` makes requests whole."""
@@ -126,7 +126,7 @@ class Prompts:
         except ValueError as error:
             raise _bad("messages", str(error)) from None
 
-    def _written(self, request: Rendering, rules: RequestRules | None) -> str:
+    def _written(self, request: Rendering, rules: RequestPolicy | None) -> str:
         messages, options = self._messages_and_options(request, rules)
         with self._text.chat_template.written_as(request.chat_template) as template:
             written = template.render_text(messages, **(options | {"strftime_now": None}))
@@ -135,14 +135,14 @@ class Prompts:
         return written
 
     def _rendered(
-        self, request: Rendering, now: datetime | None, rules: RequestRules | None
+        self, request: Rendering, now: datetime | None, rules: RequestPolicy | None
     ) -> list[int]:
         messages, options = self._messages_and_options(request, rules)
         with self._text.chat_template.written_as(request.chat_template) as template:
             return template.render_ids(messages, **(options | {"strftime_now": now}))
 
     def _messages_and_options(
-        self, request: Rendering, rules: RequestRules | None
+        self, request: Rendering, rules: RequestPolicy | None
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         self._fill(request)
         options = request.template_options() | self._effort(request.effort)
@@ -402,7 +402,7 @@ class Prompts:
 
     def _constraint(
         self, params: SamplingParams, form: MessageForm | None, param: str, *, may_compile: bool
-    ) -> NewConstraint:
+    ) -> ConstraintFactory:
         begin_s = time.monotonic()
         try:
             constraint = self._text.new_constraint(params, form, may_compile=may_compile)

@@ -22,7 +22,7 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.model.files.summary import Summary
 from ridgeline.planner import PlanFlags
-from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.planner.needs import Needs, needs_of
 from ridgeline.serve.aliases import Alias, Aliases
 from ridgeline.serve.answer.conversation import Rendering
@@ -53,19 +53,19 @@ from ridgeline.serve.observe.spans import emit, parent_of
 from ridgeline.serve.observe.statistics import Statistics
 from ridgeline.serve.observe.trace_buffer import TraceBuffer
 from ridgeline.serve.prompts import Ids, Prepared, Prompts
-from ridgeline.serve.sleeping import Naps
+from ridgeline.serve.sleeping import SleepState
 from ridgeline.text.messages.message import MessageForm
-from ridgeline.trust.guards.all import Guards
+from ridgeline.trust.guards.guard_models import Guards
 from ridgeline.trust.receipts.http import no_key, signer_of
 
 if TYPE_CHECKING:  # imported only where a server has them
-    from ridgeline.engine.kv_disk.tier import Tier
+    from ridgeline.engine.kv_disk.cache_tier import Tier
     from ridgeline.trust.audit.log import AuditLog
     from ridgeline.trust.audit.requests import AuditEntry
-    from ridgeline.trust.guards.known import Judge
-    from ridgeline.trust.receipts.notary import Notary
+    from ridgeline.trust.guards.guard_loading import Judge
+    from ridgeline.trust.receipts.receipt_signer import ReceiptSigner
     from ridgeline.trust.receipts.signing import Signer
-    from ridgeline.trust.rules.book import RequestRules, RuleBook
+    from ridgeline.trust.rules.policy_file import PolicyFile, RequestPolicy
 
 # Of a body, and the names to show.
 NewWriter = Callable[[ResponseBuilder, Any, str, str, str], ResponseWriter]
@@ -90,20 +90,21 @@ class Service:
         plan_flags: PlanFlags,
         memory: Callable[[], ProcessMemory],
         loras: Loras,
-        naps: Naps,
+        sleep_state: SleepState,
         kept: Tier | None = None,
-        rules: RuleBook | None = None,
+        rules: PolicyFile | None = None,
         audit: AuditLog | None = None,
         guards: Callable[[WorkTurns], Mapping[str, Judge]] = lambda turns: {},
         aliases: Aliases,
     ) -> None:
-        """Take the parts; on ``facts`` all equal answers to equal seeds hang (``api.identity``).
+        """Take the parts; on ``facts`` all equal answers to equal seeds hang (``engine.identity``).
 
         ``files`` are digests of the model's, and ``path`` is its file or directory; ``plan_flags``
         say how it runs. ``memory`` says what takes this process's memory; any thread may call it.
-        ``loras`` are its adapters, ``naps`` its sleep, ``kept`` blocks of its cache in files, and
-        ``rules`` what keys may ask and answers say. ``audit`` has a line for each request, and
-        ``guards`` makes guards of other models, by name; ``aliases`` are further names of this one.
+        ``loras`` are its adapters, ``sleep_state`` its sleep, ``kept`` blocks of its cache in
+        files, and ``rules`` what keys may ask and answers say. ``audit`` has a line for each
+        request, and ``guards`` makes guards of other models, by name; ``aliases`` are further
+        names of this one.
 
         Raises ValueError if rules name a model that cannot judge.
         """
@@ -116,7 +117,7 @@ class Service:
             max_model_len,
             identity.fingerprint(facts),
         )
-        self.digest, self.naps, self.kept = str(facts["model"]), naps, kept
+        self.digest, self.sleep_state, self.kept = str(facts["model"]), sleep_state, kept
         self._facts, self._files, self._plan_flags = facts, files, plan_flags
         self.created = int(time.time())
         self.limits = Limits(
@@ -158,13 +159,13 @@ class Service:
         return signer_of(self.options.receipt_key)
 
     @cached_property
-    def notary(self) -> Notary:
+    def receipt_signer(self) -> ReceiptSigner:
         """What makes receipts. Raises OSError or ValueError as ``signer`` does."""
-        from ridgeline.trust.receipts.notary import Notary  # few ask for a receipt
+        from ridgeline.trust.receipts.receipt_signer import ReceiptSigner  # few ask for a receipt
 
-        return Notary(self.signer, self.name, self._facts, self._files, self.max_model_len)
+        return ReceiptSigner(self.signer, self.name, self._facts, self._files, self.max_model_len)
 
-    def rules(self) -> RequestRules | None:
+    def rules(self) -> RequestPolicy | None:
         """Return the rules for the present request, if there are any."""
         return self.rule_book.here() if self.rule_book else None
 
@@ -194,7 +195,7 @@ class Service:
             raise ApiError(503, why, code="engine_stopped")
 
     def _as_guard(self) -> Judge | None:
-        from ridgeline.trust.guards.known import judge_of  # most servers have no guard
+        from ridgeline.trust.guards.guard_loading import judge_of  # most servers have no guard
 
         return judge_of(self.name, self.text, self.engine, self.work.prompts)
 
@@ -237,14 +238,14 @@ class Service:
         if alias := self.alias_of(getattr(request, "model", None) or ""):
             alias.fill(request)
 
-    def subject(self, model: str | None) -> ModelSpec:
+    def spec(self, model: str | None) -> ModelSpec:
         """Return what plans are made for. Raises ApiError if the model has another name."""
         self._check_name(model)
-        return self._subject
+        return self._spec
 
     @cached_property
-    def _subject(self) -> ModelSpec:
-        return replace(subject_of(self._path, stores()), name=self.name)
+    def _spec(self) -> ModelSpec:
+        return replace(read_model_spec(self._path, stores()), name=self.name)
 
     def memory_document(self) -> dict[str, Any]:
         """Return what takes this process's memory, and what the model needs, as JSON has it."""
@@ -258,7 +259,7 @@ class Service:
     def _needs(self) -> Needs | None:
         """What the model needs; None if no plan can be made of how it runs."""
         try:
-            return needs_of(self._subject, self._plan_flags)
+            return needs_of(self._spec, self._plan_flags)
         except ValueError:
             return None
 
@@ -413,14 +414,14 @@ class Service:
         form: MessageForm | None,
     ) -> None:
         """Have an answer end with its receipt. Raises ApiError if it cannot be signed."""
-        from ridgeline.trust.receipts.notary import Witness  # few ask for a receipt
+        from ridgeline.trust.receipts.receipt_signer import ReceiptRecorder  # few ask for a receipt
 
         rules = self.rules()
         is_ruled = rules and (rules.key.output or rules.key.output_judges)
         of_rules = rules.name if rules and is_ruled else None
         try:
-            answers.witness = Witness(
-                self.notary,
+            answers.receipt_recorder = ReceiptRecorder(
+                self.receipt_signer,
                 body,
                 stream,
                 answers.choices,
@@ -442,14 +443,14 @@ class Service:
         if rules is None or not (rules.key.input_judges or rules.key.output_judges):
             return None
         from ridgeline.trust.guards.checks import Checks, conversations_of  # few have any
-        from ridgeline.trust.guards.choice import Asker
+        from ridgeline.trust.guards.verdict import JudgeClient
 
         root = self.cache_root(state.tenant)
-        asker = Asker(state.tenant, state.request_id, root, state.is_background)
+        judge_client = JudgeClient(state.tenant, state.request_id, root, state.is_background)
         decode = self.text.tokenizer.decode
         found = await self.work.prompts.run(partial(conversations_of, body, prompts, decode, rules))
         goes_on = bool(getattr(body, "continue_final_message", None))
-        checks = Checks(rules, self.guards, asker, found, goes_on=goes_on)
+        checks = Checks(rules, self.guards, judge_client, found, goes_on=goes_on)
         await checks.check_read(param)
         return checks.screen if rules.key.output_judges else None
 

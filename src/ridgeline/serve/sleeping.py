@@ -51,7 +51,7 @@ class Sleeps(Protocol):
         """Be awake."""
 
 
-class Naps:
+class SleepState:
     """The sleep of one engine."""
 
     def __init__(self, engine: EngineClient, sleep: Sleeps, idle_s: float | None) -> None:
@@ -115,7 +115,7 @@ class Naps:
             self._sleep.begin(2)
 
 
-def add_sleep(app: FastAPI, naps: Naps) -> None:
+def add_sleep(app: FastAPI, sleep_state: SleepState) -> None:
     """Add the routes to an application."""
 
     @app.post("/v1/sleep", include_in_schema=False)
@@ -123,15 +123,15 @@ def add_sleep(app: FastAPI, naps: Naps) -> None:
         """Give memory back until the next request: 1 the cache's, 2 also that of weights."""
         check_operator(request.state)
         asked = await _asked(request)
-        given = await naps.sleep(asked.level, wait=asked.wait)
-        return _told(naps) | {"given_back_bytes": given}
+        given = await sleep_state.sleep(asked.level, wait=asked.wait)
+        return _told(sleep_state) | {"given_back_bytes": given}
 
     @app.post("/v1/wake", include_in_schema=False)
     async def wake(request: Request) -> dict[str, Any]:
         """Be awake, without a request."""
         check_operator(request.state)
-        await naps.wake()
-        return _told(naps)
+        await sleep_state.wake()
+        return _told(sleep_state)
 
     @app.post("/sleep", include_in_schema=False)
     async def sleep_as_vllm(request: Request) -> Response:
@@ -146,7 +146,7 @@ def add_sleep(app: FastAPI, naps: Naps) -> None:
     @app.get("/is_sleeping", include_in_schema=False)
     async def is_sleeping(request: Request) -> dict[str, bool]:
         check_operator(request.state)
-        return {"is_sleeping": naps.level > 0}
+        return {"is_sleeping": sleep_state.level > 0}
 
 
 async def _asked(request: Request) -> SleepRequest:
@@ -162,5 +162,5 @@ async def _asked(request: Request) -> SleepRequest:
     return asked
 
 
-def _told(naps: Naps) -> dict[str, Any]:
-    return {"level": naps.level, "resident_bytes": memory_of(os.getpid()).resident_bytes}
+def _told(sleep_state: SleepState) -> dict[str, Any]:
+    return {"level": sleep_state.level, "resident_bytes": memory_of(os.getpid()).resident_bytes}

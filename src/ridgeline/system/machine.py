@@ -441,7 +441,7 @@ def write_whole(
     A file system may keep a name longer than what the file holds when power is lost; so the
     content is synced before the name is given, and the name after. While it is written it is
     locked: one without a lock was left by a process that was killed, and a later start
-    sweeps it away (``engine_setup.home``).
+    sweeps it away (``engine.setup.home``).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     check_room(path.parent, least_bytes, path.name, instead)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ridgeline.backends.cpu.layout.shapes import Heads
+from ridgeline.backends.cpu.layout.shapes import AttentionLayout
 from tests.backends.cpu.machine import Array, halves
 from tests.backends.cpu.twins import F32, NOTHING, exp, fma, to_bytes, to_whole
 
@@ -39,7 +39,7 @@ class Cached:
         return self.k * self.k_scale.astype(np.float64).repeat(span, axis=2)
 
 
-def rotated(heads: Heads, x: Array, norm: Array, cos: Array, sin: Array) -> Array:
+def rotated(heads: AttentionLayout, x: Array, norm: Array, cos: Array, sin: Array) -> Array:
     """Norm, if any, and rope, of ``[tokens, heads, channels]``; or rope, and the norm behind it."""
     if heads.attention.qk_norm and not heads.attention.norm_turned:
         x = _normed(heads, x, norm)
@@ -49,7 +49,7 @@ def rotated(heads: Heads, x: Array, norm: Array, cos: Array, sin: Array) -> Arra
     return _normed(heads, turned, norm) if heads.attention.norm_turned else turned
 
 
-def _normed(heads: Heads, x: Array, norm: Array) -> Array:
+def _normed(heads: AttentionLayout, x: Array, norm: Array) -> Array:
     vectors = x.reshape(*x.shape[:2], -1, 16)
     total = vectors[:, :, 0] * vectors[:, :, 0]
     for i in range(1, vectors.shape[2]):
@@ -58,13 +58,13 @@ def _normed(heads: Heads, x: Array, norm: Array) -> Array:
     return x * (F32(1) / np.sqrt(mean + F32(heads.eps)))[..., None] * norm
 
 
-def spans_to_bytes(heads: Heads, x: Array) -> tuple[Array, Array]:
+def spans_to_bytes(heads: AttentionLayout, x: Array) -> tuple[Array, Array]:
     """Bytes of ``[..., channels]``, and the scales of spans ``[..., spans]``."""
     quantised, scale = to_bytes(x.reshape(*x.shape[:-1], -1, heads.span))
     return quantised.reshape(x.shape), scale
 
 
-def turned(heads: Heads, x: Array) -> Array:
+def turned(heads: AttentionLayout, x: Array) -> Array:
     """A Hadamard matrix times heads ``[..., channels]``, block by block, not scaled."""
     distance = 1
     while distance < heads.size & -heads.size:
@@ -75,7 +75,7 @@ def turned(heads: Heads, x: Array) -> Array:
     return x
 
 
-def cached(heads: Heads, k: Array, v: Array) -> Cached:
+def cached(heads: AttentionLayout, k: Array, v: Array) -> Cached:
     """What the cache keeps of keys and values."""
     if heads.cache != "int8" and heads.is_quantised:
         (k, k_scale), (v, v_scale) = spans_to_bytes(heads, k), to_bytes(turned(heads, v))
@@ -89,7 +89,7 @@ def cached(heads: Heads, k: Array, v: Array) -> Cached:
     return Cached(*(np.clip(x, -most, most).astype(narrow) for x in (k, v)))
 
 
-def layout(heads: Heads, records: Array, table: list[int], length: int) -> Cached:
+def layout(heads: AttentionLayout, records: Array, table: list[int], length: int) -> Cached:
     """The first ``length`` tokens of a sequence, from records ``[blocks, kv heads, bytes]``."""
     d, k, v, scales = heads.size, [], [], []
     for block in table:
@@ -130,7 +130,12 @@ class Biases(Protocol):
 
 
 def attend(
-    heads: Heads, q: Array, cache: Cached, position: int, window: int | None, biases: Biases
+    heads: AttentionLayout,
+    q: Array,
+    cache: Cached,
+    position: int,
+    window: int | None,
+    biases: Biases,
 ) -> Array:
     """What the query ``[heads, channels]`` at a position sees, ``[heads, channels]``."""
     low = 0 if window is None else max(0, position - window + 1)
@@ -144,7 +149,7 @@ def attend(
 
 
 def _attend_head(
-    heads: Heads,
+    heads: AttentionLayout,
     head: int,
     q: Array,
     cache: Cached,

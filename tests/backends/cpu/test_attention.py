@@ -14,7 +14,7 @@ from ridgeline.backends.cpu.emit.attention import emit_attention
 from ridgeline.backends.cpu.emit.tile_attention import NewUnit
 from ridgeline.backends.cpu.emit.tiles import Amx
 from ridgeline.backends.cpu.layout.model_weights import rope_by_pair, split
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads, to_tile_rows
+from ridgeline.backends.cpu.layout.shapes import TOKENS, AttentionLayout, to_tile_rows
 from ridgeline.model.shape.model import Attention
 from tests.backends.cpu import attention_twin as twin
 from tests.backends.cpu.machine import LOCAL, TARGETS, Array, at, build, same_bits
@@ -32,10 +32,10 @@ def heads_of(
     num_channels: int = 32,
     grows: bool = False,
     **of_attention: Any,
-) -> Heads:
+) -> AttentionLayout:
     """Heads over a cache of int8."""
     attention = Attention(num_heads, num_kv_heads, num_channels, rope=None, **of_attention)
-    return Heads(attention, num_kv_heads, half, rest, num_channels, "int8", 1e-5, grows)
+    return AttentionLayout(attention, num_kv_heads, half, rest, num_channels, "int8", 1e-5, grows)
 
 
 SHAPES = {
@@ -65,7 +65,7 @@ CASES += [("arm-i8mm", "group 4, partial rope", "int8"), ("arm", "group 8, norms
 CASES += [(name, "group 3", "int8-int4") for name in ("arm-dotprod", "arm-i8mm")]
 
 
-def channels(heads: Heads, rng: np.random.Generator, *shape: int) -> Array:
+def channels(heads: AttentionLayout, rng: np.random.Generator, *shape: int) -> Array:
     """Random heads, zero where they are padding."""
     out = rng.normal(0, 1, (*shape, heads.size))
     rest = heads.size - 2 * heads.half
@@ -80,7 +80,7 @@ def channels(heads: Heads, rng: np.random.Generator, *shape: int) -> Array:
 class Text:
     """A sequence of activations, and what is made of them."""
 
-    heads: Heads
+    heads: AttentionLayout
     rows: Array  # [tokens, all heads, channels]: queries, keys, values
     bias: Array
     norms: Array

@@ -23,7 +23,7 @@ from ridgeline.backends.arrays import address
 from ridgeline.backends.cpu.emit import compile as module
 from ridgeline.backends.cpu.emit.compile import Kernels, Target, load_kernels
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
-from ridgeline.backends.cpu.layout.shapes import Sizes
+from ridgeline.backends.cpu.layout.shapes import KernelConfig
 from tests.tiny import PLAIN
 from tests.waiting import PATIENCE_S, started
 
@@ -48,7 +48,7 @@ def compiled(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> byt
     return code
 
 
-def load(cache: Path, sizes: Sizes = SIZES, eps: float = EPS) -> tuple[Kernels, int]:
+def load(cache: Path, sizes: KernelConfig = SIZES, eps: float = EPS) -> tuple[Kernels, int]:
     """Return kernels, and how often a compilation was announced."""
     announced: list[None] = []
     kernels = load_kernels(sizes, KINDS, eps, cache, lambda: announced.append(None))

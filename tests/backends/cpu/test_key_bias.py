@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ridgeline.backends.cpu.layout.model_weights import rope_by_pair, split, spreads
-from ridgeline.backends.cpu.layout.shapes import Heads
+from ridgeline.backends.cpu.layout.shapes import AttentionLayout
 from ridgeline.model.shape.model import Attention
 
 ATTENTION = Attention(num_heads=2, num_kv_heads=2, head_dim=44, rope=None, qkv_bias=True)
-HEADS = Heads(ATTENTION, 2, half=16, rest=16, num_channels=44, cache="int8", eps=1e-5)
+HEADS = AttentionLayout(ATTENTION, 2, half=16, rest=16, num_channels=44, cache="int8", eps=1e-5)
 KEYS = slice(2 * HEADS.size, 4 * HEADS.size)
 
 

@@ -59,7 +59,7 @@ MADE_OF_BLOCKS = {  # bytes before those of a block's weights
 
 
 def made_of_blocks(dtype: str, shape: tuple[int, int]) -> Tensor:
-    """Blocks of any bits behind scales that are half floats, as ``models.encodings`` has them."""
+    """Blocks of any bits behind scales that are half floats, as ``files.encodings`` has them."""
     rng = np.random.default_rng(6)
     head, body = MADE_OF_BLOCKS[dtype], 32 if "8" in dtype else 16
     blocks = rng.integers(0, 256, (shape[0], shape[1] // 32, head + body), np.uint8)

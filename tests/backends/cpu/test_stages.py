@@ -29,7 +29,7 @@ from ridgeline.backends.cpu.stages.runner import Stages, StagesRunner
 from ridgeline.backends.cpu.stages.split import bounds, check_stages, layers_of, setup_of
 from ridgeline.backends.cpu.stages.wire import Link, bare, key_of, read_written, rows_of
 from ridgeline.backends.interface import BackendContext
-from ridgeline.backends.written_steps import Receiver, Sender
+from ridgeline.backends.step_codec import StepDecoder, StepEncoder
 from ridgeline.core.step import StepOutput, Work, sampled_from
 from ridgeline.model.shape.cache_groups import cache_groups
 from ridgeline.system.machine import DeviceLost
@@ -259,12 +259,12 @@ def test_messages_are_the_same_at_the_other_end_and_garbage_ends_the_connection(
 
 
 def test_a_stage_is_told_what_layers_need_and_nothing_else() -> None:
-    sender, receiver = Sender(), Receiver()
+    encoder, decoder = StepEncoder(), StepDecoder()
     first = step(work(TOKENS[:20], (3, 4)), work(TOKENS[:5], (5,)), copies=((1, 2),))
     grown = first.work[0]._replace(start=20, tokens=(7,), table=(3, 4, 6), history=TOKENS[:21])
     for one in (first, step(grown), first):
-        written = json.loads(json.dumps(sender.write(bare(one))))
-        found = receiver.read(read_written(written))
+        written = json.loads(json.dumps(encoder.write(bare(one))))
+        found = decoder.read(read_written(written))
         assert found == bare(one)
         assert all(item.sampling is None and not item.history for item in found.work)
 

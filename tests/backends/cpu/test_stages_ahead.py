@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.cpu.stages.parts import LEAST_ROWS, TokenSpan
 from ridgeline.backends.cpu.stages.runner import Drawn, PartAhead
-from ridgeline.backends.written_steps import Receiver, Sender
+from ridgeline.backends.step_codec import StepDecoder, StepEncoder
 from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.core.structured import StructuredOutputsParams
 from tests.backends.cpu.test_runner import step, work
@@ -189,13 +189,13 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(1, 4))
 def test_both_ends_know_the_same_of_earlier_steps(steps: Any, num_steps: int) -> None:
-    sender, receiver = Sender(num_steps), Receiver(num_steps)
+    encoder, decoder = StepEncoder(num_steps), StepDecoder(num_steps)
     last: dict[int, int] = {}
     for number, items in enumerate(steps):
         tables = {index: tuple(range(length + number)) for index, length in items}
         asked = step(*(drawing(index)._replace(table=tables[index]) for index, _ in items))
-        written = sender.write(asked)
-        assert receiver.read(written) == asked
+        written = encoder.write(asked)
+        assert decoder.read(written) == asked
         for (index, _), (_, growth) in zip(items, written[0], strict=True):
             known = index in last and number - last[index] <= num_steps
             assert (growth is not None) == known

@@ -26,7 +26,7 @@ from ridgeline.backends.cpu.layout import model_weights as weights
 from ridgeline.backends.cpu.layout import weight_cache
 from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.model.files.checkpoint import load_checkpoint
-from ridgeline.model.files.identity.contents import Contents
+from ridgeline.model.files.identity.digests import FileDigests
 from ridgeline.model.files.tensors import Checkpoint, Tensor
 from ridgeline.system.machine import write_whole
 from tests.model.files.tiny import (
@@ -207,7 +207,7 @@ def test_an_interrupted_file_is_not_there_nor_is_part_of_it(path: Path) -> None:
 def _on_disk(model: Checkpoint, path: Path) -> Checkpoint:
     """Return a model as if it had been read from a file there."""
     path.write_bytes(b"as good as any")
-    return replace(model, path=path, contents=Contents({path.name: path}))
+    return replace(model, path=path, contents=FileDigests({path.name: path}))
 
 
 def _name(path: Path, dtype: str) -> str:

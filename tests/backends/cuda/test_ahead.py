@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.backends.cuda.step.ahead import Ahead, next_work
+from ridgeline.backends.cuda.step.lookahead import Ahead, next_work
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Wait, Work
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.backends.cuda import cards
+from ridgeline.backends.cuda import gpu_models as cards
 from ridgeline.backends.cuda.device import DeviceFacts
 from ridgeline.cli.commands import doctor
 from ridgeline.planner.catalogue import find_devices

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.backends.cuda.approval import FILE, read, remember
 from ridgeline.backends.cuda.device import TWINS, has_driver
-from ridgeline.backends.cuda.gate import FILE, read, remember
 
 without_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is not None, reason="torch is here"

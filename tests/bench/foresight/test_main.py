@@ -32,8 +32,8 @@ from ridgeline.bench.foresight.table import (
 )
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record, RequestRecord
-from ridgeline.engine.calibration.kept import all_of
-from ridgeline.engine.calibration.known import assume
+from ridgeline.engine.calibration.load import assume
+from ridgeline.engine.calibration.store import all_of
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.serve.serving import serving
 

@@ -16,8 +16,8 @@ from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.simulate.main import PreparedRun, Scenario, Simulator
 from ridgeline.bench.simulate.predicted import SimulatedRun, asked_of_plan
 from ridgeline.cli.main import app
-from ridgeline.engine.calibration.kept import calibration_path, save_calibration
-from ridgeline.engine.calibration.known import assume
+from ridgeline.engine.calibration.load import assume
+from ridgeline.engine.calibration.store import calibration_path, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.simulator.workload import Planned, Workload
 from ridgeline.foresight.step_time.calibration import Calibration
@@ -48,12 +48,12 @@ def document(result: Result) -> dict[str, Any]:
 
 
 def prepared(path: Path, **load: Any) -> tuple[Simulator, Scenario]:
-    question = Scenario(model=str(path), load=Workload(**SIZES | load))
-    return Simulator(question), question
+    scenario = Scenario(model=str(path), load=Workload(**SIZES | load))
+    return Simulator(scenario), scenario
 
 
 def known_of(made: PreparedRun) -> Calibration:
-    """Return where the clock of this machine comes from."""
+    """Return where the model of time of this machine comes from."""
     assert made.engine.calibration is not None
     return made.engine.calibration
 
@@ -106,8 +106,8 @@ def test_what_a_server_learnt_is_kept_beside_what_was_measured(
     model: Path,  # noqa: F811
     home: Path,
 ) -> None:
-    simulator, question = prepared(model, max_concurrency=1, max_tokens="11")
-    assumed = known_of(simulator.prepare(question, OPTIONS))
+    simulator, scenario = prepared(model, max_concurrency=1, max_tokens="11")
+    assumed = known_of(simulator.prepare(scenario, OPTIONS))
     measured = replace(assumed, source="measured", measured_at=1e9, times=TIMES)
     served = replace(measured, source="served", measured_at=1.1e9, times=TIMES.scaled(3))
     paths = {save_calibration(home, one) for one in (measured, served, measured)}
@@ -128,8 +128,8 @@ def test_a_calibration_that_is_not_kept_is_an_error(model: Path) -> None:  # noq
 
 
 def test_what_was_measured_is_used_and_its_speed_of_late(model: Path, home: Path) -> None:  # noqa: F811
-    simulator, question = prepared(model, max_concurrency=1, max_tokens="11")
-    made = simulator.prepare(question, OPTIONS)
+    simulator, scenario = prepared(model, max_concurrency=1, max_tokens="11")
+    made = simulator.prepare(scenario, OPTIONS)
     known = replace(
         known_of(made), source="measured", measured_at=1e9, times=TIMES, step_error=0.05,
         factors=(2.0,) * 20,
@@ -147,24 +147,24 @@ def test_a_calibration_of_another_model_of_this_name_is_not_believed(
     model: Path,  # noqa: F811
     home: Path,
 ) -> None:
-    simulator, question = prepared(model, max_concurrency=1)
-    made = simulator.prepare(question, OPTIONS)
+    simulator, scenario = prepared(model, max_concurrency=1)
+    made = simulator.prepare(scenario, OPTIONS)
     save_calibration(home, replace(known_of(made), source="measured", arch="of another"))
-    assert known_of(simulator.prepare(question, OPTIONS)).source == "assumed"
+    assert known_of(simulator.prepare(scenario, OPTIONS)).source == "assumed"
     calibration_path(home, known_of(made)).write_text("{")
-    assert known_of(simulator.prepare(question, OPTIONS)).source == "assumed"
+    assert known_of(simulator.prepare(scenario, OPTIONS)).source == "assumed"
 
 
 def test_prompts_are_the_tokens_that_a_server_would_see(model: Path) -> None:  # noqa: F811
     from ridgeline import LLM
 
-    simulator, question = prepared(model, request_rate=5.0, prompt_words="9")
-    made = simulator.prepare(question, OPTIONS)
+    simulator, scenario = prepared(model, request_rate=5.0, prompt_words="9")
+    made = simulator.prepare(scenario, OPTIONS)
     with LLM(model, kv_cache_memory="1MiB", threads=1) as llm:
         for asked, planned in zip(made.case.load, made.planned[4:], strict=True):
             message = {"role": "user", "content": planned.prompt}
             assert list(asked.prompt) == llm.text.chat_template.render_ids([message])
-        plain = simulator.prepare(replace(question, endpoint="completions"), OPTIONS)
+        plain = simulator.prepare(replace(scenario, endpoint="completions"), OPTIONS)
         for asked, planned in zip(plain.case.load, plain.planned[4:], strict=True):
             assert list(asked.prompt) == llm.tokenizer.encode(str(planned.prompt))
         assert made.case.settings.num_blocks == llm.config.num_blocks
@@ -174,8 +174,8 @@ def test_prompts_are_the_tokens_that_a_server_would_see(model: Path) -> None:  #
 
 def test_latencies_are_those_of_the_virtual_clock(model: Path) -> None:  # noqa: F811
     """One request at a time: a step for its prompt, then one for each token."""
-    simulator, question = prepared(model, max_concurrency=1, max_tokens="11")
-    case = replace(simulator.prepare(question, OPTIONS).case, times=TIMES)
+    simulator, scenario = prepared(model, max_concurrency=1, max_tokens="11")
+    case = replace(simulator.prepare(scenario, OPTIONS).case, times=TIMES)
     found = case.summary({"ttft_from_send": 1e6})
     assert found["tpot_excl_first"]["mean_ms"] == pytest.approx(10, abs=0.001)
     assert found["itl_chunk_pooled"]["num"] == 12 * 10
@@ -188,8 +188,8 @@ def test_latencies_are_those_of_the_virtual_clock(model: Path) -> None:  # noqa:
 def test_the_share_of_what_can_be_served_grows_with_the_load(model: Path) -> None:  # noqa: F811
     shares = []
     for rate in (0.5, 2.0, 40.0):
-        simulator, question = prepared(model, request_rate=rate, max_tokens="30", num_prompts=40)
-        case = replace(simulator.prepare(question, OPTIONS).case, times=TIMES)
+        simulator, scenario = prepared(model, request_rate=rate, max_tokens="30", num_prompts=40)
+        case = replace(simulator.prepare(scenario, OPTIONS).case, times=TIMES)
         shares.append(case.utilisation(case.summary({})) or 0)
     assert 0 < shares[0] < 0.5 < shares[2]
     assert shares == sorted(shares)
@@ -261,8 +261,8 @@ def test_several_replicas_share_a_load(model: Path) -> None:  # noqa: F811
 
 
 def test_one_of_a_fleet_says_what_one_alone_does(model: Path) -> None:  # noqa: F811
-    simulator, question = prepared(model, request_rate=20.0, max_tokens="11", num_warmups=0)
-    case = replace(simulator.prepare(question, OPTIONS).case, times=TIMES)
+    simulator, scenario = prepared(model, request_rate=20.0, max_tokens="11", num_warmups=0)
+    case = replace(simulator.prepare(scenario, OPTIONS).case, times=TIMES)
     alone = summarise(case.outcomes(case.records()), {})
     assert summarise(case.fleet_outcomes(case.fleet_ended()), {}) == alone
     closed = replace(case, concurrency=3, load=tuple(replace(a, arrival_s=None) for a in case.load))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from ridgeline.cli.main import app
 from ridgeline.trust.audit.files import LogFiles
-from ridgeline.trust.audit.lines import files_of, key_of
+from ridgeline.trust.audit.record_format import files_of, key_of
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import pytest
 
 from ridgeline.bench.simulate.main import write_trace
 from ridgeline.cli.main import main
-from ridgeline.engine.calibration.kept import save_calibration
-from ridgeline.engine.calibration.known import assume
+from ridgeline.engine.calibration.load import assume
+from ridgeline.engine.calibration.store import save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.simulator.run import SimRequest, simulate
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.engine.test_llm import write_model
 from tests.foresight.simulator.test_run import SETTINGS, TIMES

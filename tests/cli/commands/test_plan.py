@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from ridgeline.cli.main import app
 from ridgeline.engine.setup.home import stores
-from ridgeline.planner.memory.known_estimator import published_formula
-from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.planner.memory.model_spec import read_model_spec
+from ridgeline.planner.memory.published_formula import published_formula
 from tests.cli.test_main import RIDGELINE, ridgeline
 from tests.model.cost.published import PUBLISHED
 from tests.waiting import PATIENCE_S, connected, started
@@ -44,7 +44,7 @@ def test_the_table_fits_a_terminal_and_ends_with_the_answer(config: str, tmp_pat
     for how in ("computed", "assumed", "it errs"):
         assert how in done.stdout
     assert "2.5 times too low" in done.stdout
-    formula = published_formula(subject_of(config, stores()), 16384, 1)
+    formula = published_formula(read_model_spec(config, stores()), 16384, 1)
     assert formula.plain_total_gb > formula.total_gb
     assert f"without flash attention {formula.plain_total_gb:.2f} GB" in (
         " ".join(done.stdout.split())
@@ -79,7 +79,7 @@ def test_programs_get_json_csv_and_markdown(config: str) -> None:
     assert "| h100-sxm | 1 |" in done.stdout
 
     done = ridgeline("plan", config, "--on", "l4", "--compare-published", "--format", "markdown")
-    formula = published_formula(subject_of(config, stores()), 4096, 1)
+    formula = published_formula(read_model_spec(config, stores()), 4096, 1)
     said = f"A well-known formula says {formula.total_gb:.2f} GB: "
     plain = f"without flash attention {formula.plain_total_gb:.2f} GB"
     assert any(said in line and plain in line for line in done.stdout.splitlines())

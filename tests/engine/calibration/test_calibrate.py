@@ -21,8 +21,8 @@ from ridgeline.core.records import Record
 from ridgeline.core.step import Runner, Step, StepOutput
 from ridgeline.engine.calibration import calibrate as calibrating
 from ridgeline.engine.calibration.calibrate import calibrate, rates
-from ridgeline.engine.calibration.kept import all_of, kept_roof, save_calibration
-from ridgeline.engine.calibration.known import assume, known
+from ridgeline.engine.calibration.load import assume, known
+from ridgeline.engine.calibration.store import all_of, kept_roof, save_calibration
 from ridgeline.foresight.step_time.features import StepTime, of_step
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)

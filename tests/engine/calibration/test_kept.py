@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.calibration.kept import (
+from ridgeline.engine.calibration.store import (
     all_of,
     calibration_path,
     save_calibration,

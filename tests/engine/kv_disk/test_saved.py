@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.kv_disk import tier
-from ridgeline.engine.kv_disk.tier import SavedSequences
+from ridgeline.engine.kv_disk import cache_tier as tier
+from ridgeline.engine.kv_disk.cache_tier import SavedSequences
 
 
 def test_the_file_that_was_saved_first_makes_room(

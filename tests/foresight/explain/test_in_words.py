@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ridgeline.core.records import EngineRecord
 from ridgeline.foresight.explain.explain import CAUSES, Explanation, explain
-from ridgeline.foresight.explain.in_words import as_dict, markdown, rows, seconds, sentences
 from ridgeline.foresight.explain.picture import explain_svg
-from ridgeline.foresight.explain.what_would_help import would_help
+from ridgeline.foresight.explain.prose import as_dict, markdown, rows, seconds, sentences
+from ridgeline.foresight.explain.suggestions import would_help
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
 from ridgeline.foresight.step_time.features import Reach
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from ridgeline.model.cost.costs import Features
 from tests.foresight.explain.test_explain import ENGINE, REQUEST, explained, step
 from tests.foresight.runs import recorded

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.foresight.routing.where import PIECE_BYTES, prompt_of
+from ridgeline.foresight.routing.balancer import PIECE_BYTES, prompt_of
 
 ENTRIES = st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=400)), max_size=8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.foresight.routing.where import CALM_S, Scaling
+from ridgeline.foresight.routing.balancer import CALM_S, Scaling
 
 LOADS = st.lists(st.tuples(st.floats(0, 200), st.integers(0, 300)), min_size=1, max_size=40)
 

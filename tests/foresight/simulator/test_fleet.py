@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome
 from ridgeline.foresight.simulator.fleet.routers import (
     ROUTERS,
     View,
@@ -17,7 +18,6 @@ from ridgeline.foresight.simulator.fleet.routers import (
     round_robin,
 )
 from ridgeline.foresight.simulator.fleet.serving import Evict, Slow, serve_fleet
-from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.foresight.simulator.test_run import SETTINGS, TIMES, loads, requests_of
 
@@ -176,7 +176,7 @@ def test_who_finds_nobody_waits_for_the_one_that_loads() -> None:
 def test_a_slow_replica_gets_less() -> None:
     load = spread(60, 0.02)
 
-    def served(ended: list[Ended]) -> Counter[int | None]:
+    def served(ended: list[RequestOutcome]) -> Counter[int | None]:
         return Counter(e.replica for e in ended)
 
     slow = served(serve_fleet(load, ROOMY, TIMES, 2, faults=[Slow(at_s=0, replica=0, factor=4.0)]))

@@ -17,7 +17,7 @@ from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.simulator.replay_times import serve_again
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.features import StepTime, of_record
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 
 few = settings(max_examples=30)
 SETTINGS = EngineRecord(

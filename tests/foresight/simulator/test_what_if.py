@@ -13,7 +13,7 @@ from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepReco
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
 from ridgeline.foresight.simulator.run import SimRequest, simulate
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from tests.foresight.simulator.test_run import SETTINGS, TIMES, loads, setups
 
 few = settings(max_examples=20, deadline=None)

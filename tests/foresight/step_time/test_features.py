@@ -21,7 +21,7 @@ from ridgeline.foresight.step_time.features import (
     of_step,
     windows_of,
 )
-from ridgeline.foresight.typed import typed
+from ridgeline.foresight.structure import typed
 from ridgeline.model.cost import costs
 from ridgeline.model.cost.costs import Features
 from tests.core.harness import Oracle, finish, make_engine, make_scheduler
@@ -128,7 +128,7 @@ def test_a_step_and_its_record_have_the_same_features(seed: int) -> None:
 @pytest.mark.parametrize("name", ["plain", "window", "mixed windows"])
 @given(start=st.integers(0, 30), count=st.integers(1, 30))
 def test_positions_and_pairs_are_those_of_the_formulas(name: str, start: int, count: int) -> None:
-    """``physics.costs`` counts bytes and operations; here are the counts behind them."""
+    """``model.cost.costs`` counts bytes and operations; here are the counts behind them."""
     arch = ARCHS[name]
     record = _record(((0, 0), start, count))
     found = of_record(record, windows_of(arch))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.engine.calibration.kept import (
+from ridgeline.engine.calibration.store import (
     all_of,
     calibration_path,
     read_calibration,

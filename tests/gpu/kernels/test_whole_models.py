@@ -11,7 +11,7 @@ pytest.importorskip("tests.gpu.kernels.interpreted")
 import numpy as np
 
 from ridgeline.backends.cuda import kernels
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.core.params import SamplingParams
 from tests.gpu.engines import IDS, answers, engine_over, runners
@@ -27,7 +27,7 @@ MORE = ("gpt-oss", "gemma2", "mixtral", "bloom")
 )
 def test_a_model_on_kernels_says_what_it_says_on_their_twins(name: str, tmp_path: Path) -> None:
     on_twins, plain, setup = runners(tmp_path, name)
-    on_kernels = CudaRunner(Share(on_twins.arch), on_twins.weights, setup, ops=kernels)
+    on_kernels = CudaRunner(Shard(on_twins.arch), on_twins.weights, setup, ops=kernels)
     for low, high in ((0, 20), (20, 21), (21, 30)):
         got, wanted = (one.prompt_logits(IDS[low:high], low) for one in (on_kernels, plain))
         assert np.abs(got - wanted).max() < 5e-6 * np.abs(wanted).max()

@@ -17,7 +17,7 @@ import torch
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda.device import ORDERED, TWINS
 from ridgeline.backends.cuda.layer_spec import missing
-from ridgeline.backends.cuda.ranks.share import check
+from ridgeline.backends.cuda.ranks.shard import check
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.model.files.tensors import Checkpoint

@@ -25,8 +25,8 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda.device import ORDERED, TWINS
+from ridgeline.backends.cuda.processes import rank_processes as watch
 from ridgeline.backends.cuda.processes import runner as runner_
-from ridgeline.backends.cuda.processes import watch
 from ridgeline.backends.cuda.ranks import group
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter

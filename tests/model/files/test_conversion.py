@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from ridgeline.model.files.conversion import as_gguf
 from ridgeline.model.files.families import model_from_config, model_from_gguf
+from ridgeline.model.files.lossy import as_gguf
 from ridgeline.model.files.safetensors_dir import load_directory
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError
 from tests.answers.tiny_families import write_family

@@ -17,14 +17,14 @@ from safetensors.numpy import save_file
 from ridgeline.model.files.safetensors_dir import load_directory
 from ridgeline.model.files.summary import summarise
 from ridgeline.model.files.tensors import ModelFileError
-from ridgeline.model.hub.places import Stores
-from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.model.hub.local_models import ModelStores
+from ridgeline.planner.memory.model_spec import read_model_spec
 from tests.lines_run import at_most_lines
 from tests.model.files.test_checkpoint import POINTER
 from tests.model.files.tiny import CONFIG, hf_weights
 
 Maker = Callable[..., Path]
-NO_STORES = Stores.of(Path("/nowhere"), {}, Path("/nowhere"))
+NO_STORES = ModelStores.of(Path("/nowhere"), {}, Path("/nowhere"))
 
 
 def write_raw(path: Path, header: dict[str, Any] | bytes, data: bytes, claim: int = -1) -> None:
@@ -179,7 +179,7 @@ def test_a_byte_order_mark_is_no_damage(make_directory: Maker) -> None:
     for name in ("config.json", "tokenizer.json"):
         (path / name).write_bytes(b"\xef\xbb\xbf" + (path / name).read_bytes())
     assert summarise(load_directory(path)).family == "llama"
-    assert subject_of(path / "config.json", NO_STORES).shape.name == "llama"
+    assert read_model_spec(path / "config.json", NO_STORES).shape.name == "llama"
 
 
 @pytest.mark.parametrize(

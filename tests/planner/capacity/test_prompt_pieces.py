@@ -18,9 +18,9 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.candidate import bounds_of, least_prompt_tokens
-from ridgeline.planner.capacity.latency_model import clock_of
+from ridgeline.planner.capacity.latency_model import latency_model_of
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.placement import place
 from tests.model.cost.published import PUBLISHED
 
@@ -71,10 +71,10 @@ def highest_rates(settings: EngineRecord, times: TimeModel, first: float) -> Map
 def test_pieces_that_suit_a_gpu_are_never_worse_than_whole_prompts(
     device: str, first: float, gain: float
 ) -> None:
-    subject = subject_of(LLAMA_2_70B, stores())
+    spec = read_model_spec(LLAMA_2_70B, stores())
     flags: dict[str, Any] = {"engine": "vllm", "tensor_parallel_size": "4", "context": 4096}
-    placement = place(subject, devices()[device], PlanFlags(**flags), default_ranks="1")
-    times = clock_of(subject, placement).times
+    placement = place(spec, devices()[device], PlanFlags(**flags), default_ranks="1")
+    times = latency_model_of(spec, placement).times
 
     def rates(policy: str, least: int = 64) -> Mapping[int, float]:
         is_whole = policy == "orca"

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.calibration.kept import save_calibration
-from ridgeline.engine.calibration.known import assume
+from ridgeline.engine.calibration.load import assume
+from ridgeline.engine.calibration.store import save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.simulator.fleet.serving import serve_fleet
@@ -23,10 +23,10 @@ from ridgeline.model.cost.format_bytes import storage_of_dtype
 from ridgeline.model.cost.layers import shape_of_arch
 from ridgeline.planner import Plan, PlanFlags, plan
 from ridgeline.planner.capacity.candidate import Candidate, bounds_of
-from ridgeline.planner.capacity.in_words import per_second
 from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad, Slo, load_of, parse_slo
 from ridgeline.planner.capacity.option import MOST_BUSY, CapacityOption, SeenLatencies
 from ridgeline.planner.capacity.pictures import pareto_svg
+from ridgeline.planner.capacity.prose import per_second
 from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s, steady, steady_closed
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.model_spec import ModelSpec
@@ -404,17 +404,17 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
     monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
     given = checkpoint(ARCHS["plain"])
     shape = shape_of_arch(given.arch, "llama")
-    subject = ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=given)
+    spec = ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=given)
     wishes = PlanFlags(on="here", context=64)
     asked = LoadFlags(prompt_tokens="20", new_tokens="10", request_rate=1.0)
-    found = plan_for(subject, wishes, asked=asked, today=TODAY)
+    found = plan_for(spec, wishes, asked=asked, today=TODAY)
     assert found.as_dict()["time"]["source"] == "assumed"
     assert any("ridgeline calibrate" in note for note in found.assumptions)
-    config = resolve(Options(), subject.checkpoint)  # type: ignore[arg-type]
-    path = subject.checkpoint.path  # type: ignore[union-attr]
-    own = assume(path, subject.checkpoint.arch, config)  # type: ignore[union-attr]
+    config = resolve(Options(), spec.checkpoint)  # type: ignore[arg-type]
+    path = spec.checkpoint.path  # type: ignore[union-attr]
+    own = assume(path, spec.checkpoint.arch, config)  # type: ignore[union-attr]
     save_calibration(tmp_path, replace(own, source="measured", factors=(0.9, 1.0, 1.1)))
-    found = plan_for(subject, wishes, asked=asked, today=TODAY)
+    found = plan_for(spec, wishes, asked=asked, today=TODAY)
     assert found.as_dict()["time"]["source"] == "calibrated"
     interval = found.choices[0].interval_ms("tpot", "mean")
     assert interval is not None
@@ -439,12 +439,12 @@ def test_a_first_token_takes_a_server_more_than_its_steps() -> None:
     (few,), (many,) = (planned(**closed, max_concurrency=n).choices for n in (1, 16))
     assert few.seen is not None
     assert many.seen is not None
-    assert few.seen.ms["ttft"]["mean"] > 1e3 * few.clock.request_s > 0
+    assert few.seen.ms["ttft"]["mean"] > 1e3 * few.latency_model.request_s > 0
     assert many.seen.ms["ttft"]["mean"] > few.seen.ms["ttft"]["mean"]
     low, high = few.factors["ttft"]
     assert high is not None
-    assert low <= few.clock.first_low
-    assert high >= few.clock.first_high > few.clock.high
+    assert low <= few.latency_model.first_low
+    assert high >= few.latency_model.first_high > few.latency_model.high
     (_, tpot), (_, e2el) = few.factors["tpot"], few.factors["e2el"]
     assert tpot is not None
     assert e2el is not None
@@ -455,11 +455,11 @@ def test_a_small_model_is_simulated_with_no_more_blocks_than_a_load_can_hold() -
     """A device holds tens of millions of blocks of it, and lists of all took gigabytes."""
     given = checkpoint(ARCHS["plain"])
     shape = shape_of_arch(given.arch, "llama")
-    subject = ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=given)
+    spec = ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=given)
     asked = LoadFlags(prompt_tokens="40:1", new_tokens="30:1", max_concurrency=300)
-    found = plan_for(subject, PlanFlags(on="l4"), asked=asked, today=TODAY).choices[0]
+    found = plan_for(spec, PlanFlags(on="l4"), asked=asked, today=TODAY).choices[0]
     offered, bounds = load_of(asked), bounds_of(found.placement)
-    one = Candidate(found.placement, found.clock, bounds, None, offered, lambda: None)
+    one = Candidate(found.placement, found.latency_model, bounds, None, offered, lambda: None)
     held = one.settings()
     assert held.num_blocks < 100_000 < bounds.num_blocks
     more = replace(held, num_blocks=3 * held.num_blocks)

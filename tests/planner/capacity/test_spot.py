@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ridgeline.cli.choices import show_spot
+from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome
 from ridgeline.foresight.simulator.fleet.serving import serve_fleet
-from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.planner.capacity.in_words import name_of
 from ridgeline.planner.capacity.load import Slo
 from ridgeline.planner.capacity.option import CapacityOption, seen_of
+from ridgeline.planner.capacity.prose import name_of
 from ridgeline.planner.capacity.spot import (
     availability,
     eviction,
@@ -39,7 +39,7 @@ def test_goodput_is_less_the_oftener_machines_go() -> None:
     load = [SimRequest(prompt=(i,) * 8, num_new=(20,), arrival_s=i / 40) for i in range(800)]
     limits = [Slo("e2el", "p95", 1000.0)]
 
-    def share(ended: Sequence[Ended]) -> float:
+    def share(ended: Sequence[RequestOutcome]) -> float:
         return seen_of(ended, limits).good_share
 
     engine = replace(ROOMY, max_num_seqs=8)

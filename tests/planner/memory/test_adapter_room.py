@@ -40,7 +40,7 @@ def test_adapters_take_what_the_engine_leaves_for_them(base: Path, adapter: str)
     without, found = plan(base), plan(base, lora=[adapter])
     num_values = sum(6 * sum(shape) for shape in llama_shapes(CONFIG).values())
     assert line(found, "adapters") == (num_values * 4 * 9 // 8, "from the file")
-    checkpoint = found.subject.checkpoint
+    checkpoint = found.spec.checkpoint
     assert checkpoint is not None
     bare = Setup("auto", "int8", 16, usable_cpus(), 128, 256, 2048)
     steps = [

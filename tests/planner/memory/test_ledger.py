@@ -341,7 +341,7 @@ def test_what_cannot_be_divided_so_is_refused(tp: int, pp: int, message: str) ->
 def test_nothing_of_a_shape_is_kept_when_its_plan_is_gone() -> None:
     found = plan(PUBLISHED["llama-3.1-8b"]["config"], on="l4")
     assert found.placements
-    shape = weakref.ref(found.subject.shape)
+    shape = weakref.ref(found.spec.shape)
     del found
     gc.collect()
     assert shape() is None

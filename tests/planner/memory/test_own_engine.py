@@ -53,7 +53,7 @@ def setup_of(arch: ModelArch, dtype: str, count: int = 1) -> Setup:
     return cuda.settle(wanted, arch)
 
 
-def subject_of(arch: ModelArch) -> ModelSpec:
+def read_model_spec(arch: ModelArch) -> ModelSpec:
     shape = shape_of_arch(arch, "tiny")
     return ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=checkpoint(arch))
 
@@ -168,10 +168,10 @@ def test_ranks_that_do_not_divide_a_layer_are_refused_and_auto_skips_them() -> N
 
 @pytest.mark.parametrize("arch", ENCODERS.values(), ids=list(ENCODERS))
 def test_encoders_are_refused_with_the_backends_reason(arch: ModelArch) -> None:
-    subject = subject_of(arch)
+    spec = read_model_spec(arch)
     with pytest.raises(ValueError, match=r"has no models that read texts whole \(encoders\) yet"):
-        plan_for(subject, PlanFlags(on="h100-sxm", engine="ridgeline"))
-    found = plan_for(subject, PlanFlags(on="h100-sxm,l4,here", engine="ridgeline"))
+        plan_for(spec, PlanFlags(on="h100-sxm", engine="ridgeline"))
+    found = plan_for(spec, PlanFlags(on="h100-sxm,l4,here", engine="ridgeline"))
     assert [one.device.id for one in found.placements] == ["here"]
     (line,) = [line for line in found.warnings if line.startswith("left out: ")]
     assert line.startswith("left out: h100-sxm, l4: --backend cuda has no models that read")
@@ -213,25 +213,25 @@ def test_a_device_that_a_user_describes_counts_as_an_nvidia_gpu() -> None:
     assert "driver, runtime and graphs" in sizes(found)
 
 
-def engine_name(subject: ModelSpec, device: Device, **wishes: Any) -> str:
-    return engine_on(subject, device, PlanFlags(**wishes)).name
+def engine_name(spec: ModelSpec, device: Device, **wishes: Any) -> str:
+    return engine_on(spec, device, PlanFlags(**wishes)).name
 
 
 def test_a_gpu_here_runs_our_engine_once_it_has_passed() -> None:
-    subject, known = subject_of(ARCHS["plain"]), devices()["h100-sxm"]
+    spec, known = read_model_spec(ARCHS["plain"]), devices()["h100-sxm"]
     passed = replace(known, has_passed=True)
-    assert engine_name(subject, known) == "vllm"
-    assert engine_name(subject, passed) == "ridgeline"
-    assert engine_name(subject, passed, engine="sglang") == "sglang"
-    assert engine_name(subject, passed, dtype="fp8") == "vllm"  # which the backend has not
-    assert engine_name(subject_of(next(iter(ENCODERS.values()))), passed) == "vllm"
-    jamba = plan(PUBLISHED["jamba-v0.1"]["config"], on="l4").subject
+    assert engine_name(spec, known) == "vllm"
+    assert engine_name(spec, passed) == "ridgeline"
+    assert engine_name(spec, passed, engine="sglang") == "sglang"
+    assert engine_name(spec, passed, dtype="fp8") == "vllm"  # which the backend has not
+    assert engine_name(read_model_spec(next(iter(ENCODERS.values()))), passed) == "vllm"
+    jamba = plan(PUBLISHED["jamba-v0.1"]["config"], on="l4").spec
     assert engine_name(jamba, passed) == "vllm"
 
 
 def test_a_model_with_windows_is_counted_by_its_groups() -> None:
     arch = changed(ARCHS["plain"], windows=(None, 64), max_position=4096)
-    found = plan_for(subject_of(arch), PlanFlags(on="l4", engine="ridgeline"))
+    found = plan_for(read_model_spec(arch), PlanFlags(on="l4", engine="ridgeline"))
     groups = cache_groups(arch)
     of_token = cuda.footprint(arch, setup_of(arch, "auto")).kv_bytes_per_token
     assert [group.window for group in groups] == [None, 64]
@@ -244,4 +244,4 @@ def test_a_model_with_windows_is_counted_by_its_groups() -> None:
 def test_what_processors_refuse_is_refused_for_any_ranks(cache: str, message: str) -> None:
     wishes = PlanFlags(on="cpu-epyc-9654", kv_cache_dtype=cache, tensor_parallel_size="auto")
     with pytest.raises(ValueError, match=f"--kv-cache-dtype {cache}: .*{message}"):
-        plan_for(subject_of(ARCHS["plain"]), wishes)
+        plan_for(read_model_spec(ARCHS["plain"]), wishes)

@@ -20,7 +20,7 @@ from openai import (
 )
 from openai.types import Batch
 
-from ridgeline.serve.batches import background
+from ridgeline.serve.batches import runner as background
 from tests.serve.serving import Served, hold, serving
 from tests.waiting import PATIENCE_S, eventually
 

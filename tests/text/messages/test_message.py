@@ -11,7 +11,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ridgeline.core.step import Event, FinishReason
-from ridgeline.text.messages.calls import JsonScan, is_text
 from ridgeline.text.messages.message import (
     REASONINGS,
     AnswerReader,
@@ -19,6 +18,7 @@ from ridgeline.text.messages.message import (
     MessageReader,
     ReasoningMarkers,
 )
+from ridgeline.text.messages.tool_calls import JsonScan, is_text
 from ridgeline.text.messages.tools import FORMATS, HERMES, Tool, ToolUse, format_named
 
 TOOLS = (

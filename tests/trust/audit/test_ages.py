@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.trust.audit.lines import files_of, written_time
+from ridgeline.trust.audit.record_format import files_of, written_time
 from tests.trust.audit.test_files import DAY_S, Clock, checked, lines_of, opened
 
 

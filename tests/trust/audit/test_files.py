@@ -15,11 +15,11 @@ import pytest
 
 from ridgeline.trust.audit.check import CheckedLog, check, logs_in
 from ridgeline.trust.audit.files import LogFiles
-from ridgeline.trust.audit.lines import (
+from ridgeline.trust.audit.record_format import (
     HEAD_FILE,
     START,
+    ChainPosition,
     Head,
-    LinePlace,
     digest_of,
     files_of,
     written,
@@ -50,7 +50,7 @@ def written_log(folder: Path, key: bytes = KEY, since_s: float = 0.0) -> str:
     """Write a log of five files; return the hash of its last line."""
     clock = Clock()
     clock.now_s += since_s
-    one = len(written({"event": "request", "id": "id00"}, LinePlace(10, "0" * 64), 1.0, key))
+    one = len(written({"event": "request", "id": "id00"}, ChainPosition(10, "0" * 64), 1.0, key))
     files = opened(folder, key, rotate_bytes=PER_FILE * one - 20, now_s=clock)
     for i in range(NUM_LINES):
         files.append({"event": "request", "id": f"id{i:02}"})
@@ -60,7 +60,7 @@ def written_log(folder: Path, key: bytes = KEY, since_s: float = 0.0) -> str:
     return files.end.digest
 
 
-def head_of(end: LinePlace, key: bytes, log: str = "") -> bytes:
+def head_of(end: ChainPosition, key: bytes, log: str = "") -> bytes:
     return written_head(Head(end, log), key)
 
 
@@ -126,21 +126,21 @@ def computed_again(log: Path, key: bytes) -> None:
                 del fields[name]
             fields["id"] = "id99" if fields["id"] == "id07" else fields["id"]
             lines.append(written(fields, end, Clock()(), key))
-            end = LinePlace(end.seq + 1, digest_of(lines[-1]))
+            end = ChainPosition(end.seq + 1, digest_of(lines[-1]))
         file.write_bytes(b"".join(lines))
     (log / HEAD_FILE).write_bytes(head_of(end, key, whose))
 
 
 def appended(log: Path) -> None:
     last = lines_of(file_of(log, 4))[-1]
-    line = written({"event": "request"}, LinePlace(29, digest_of(last)), 2e9, OTHER_KEY)
+    line = written({"event": "request"}, ChainPosition(29, digest_of(last)), 2e9, OTHER_KEY)
     change(file_of(log, 4), lambda lines: [*lines, line])
 
 
 def marked_as_torn(lines: list[bytes]) -> list[bytes]:
     """Hide a line as what a crash would have left of one."""
     torn = b'{"seq":1,\n'
-    before = LinePlace(json.loads(lines[0])["seq"], digest_of(lines[0]))
+    before = ChainPosition(json.loads(lines[0])["seq"], digest_of(lines[0]))
     mark = {"event": "torn", "bytes": len(torn), "sha256": digest_of(torn)}
     return [lines[0], torn, written(mark, before, 2e9, OTHER_KEY), *lines[2:]]
 
@@ -245,7 +245,9 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
         False,
     ),
     "the head of another log": (
-        lambda log: (log / HEAD_FILE).write_bytes(head_of(LinePlace(28, "0" * 64), KEY, "another")),
+        lambda log: (log / HEAD_FILE).write_bytes(
+            head_of(ChainPosition(28, "0" * 64), KEY, "another")
+        ),
         "head.json is of the log another, and the files of ",
         False,
     ),
@@ -258,7 +260,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     ),
     "the head removed": (lambda log: (log / HEAD_FILE).unlink(), "head.json is missing", False),
     "the head changed": (
-        lambda log: (log / HEAD_FILE).write_bytes(head_of(LinePlace(28, "0" * 64), OTHER_KEY)),
+        lambda log: (log / HEAD_FILE).write_bytes(head_of(ChainPosition(28, "0" * 64), OTHER_KEY)),
         "head.json was changed, or written with another key",
         True,
     ),

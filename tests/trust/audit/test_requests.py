@@ -22,8 +22,8 @@ from ridgeline.serve.answering import Answering
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.trust.audit.check import check
-from ridgeline.trust.audit.lines import HEAD_FILE, files_of, read_key
 from ridgeline.trust.audit.log import audit_log
+from ridgeline.trust.audit.record_format import HEAD_FILE, files_of, read_key
 from tests.serve.batches.test_batches import begun, ended, requests
 from tests.serve.serving import JSON, Served, hold, serving
 from tests.trust.guards.models import write_guard

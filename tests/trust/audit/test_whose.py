@@ -14,11 +14,11 @@ import pytest
 
 from ridgeline.trust.audit.check import CheckedLog, check, compare, logs_in
 from ridgeline.trust.audit.files import LogFiles
-from ridgeline.trust.audit.lines import (
+from ridgeline.trust.audit.record_format import (
     HEAD_FILE,
     START,
+    ChainPosition,
     Head,
-    LinePlace,
     digest_of,
     files_of,
     written,
@@ -167,7 +167,7 @@ def earlier(folder: Path, num: int = 5) -> None:
     end, lines = START, []
     for i in range(num):
         lines.append(written({"event": "request", "id": f"old{i}"}, end, 1.79e9, KEY))
-        end = LinePlace(i, digest_of(lines[-1]))
+        end = ChainPosition(i, digest_of(lines[-1]))
     (folder / "audit-00000000.jsonl").write_bytes(b"".join(lines))
     (folder / HEAD_FILE).write_bytes(written_head(Head(end, ""), KEY))
 

@@ -20,10 +20,10 @@ from ridgeline.serve.engine.async_engine import AsyncEngine
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.turns import WorkTurns
-from ridgeline.trust.guards.choice import Asker
 from ridgeline.trust.guards.families import FAMILIES, OPENAI_CATEGORIES
 from ridgeline.trust.guards.guard import Guard, Verdict
-from ridgeline.trust.guards.known import known_judge
+from ridgeline.trust.guards.guard_loading import known_judge
+from ridgeline.trust.guards.verdict import JudgeClient
 from tests.serve.serving import Served, serving
 from tests.trust.guards.models import MODELS, RISKS, VIOLATIONS, write_guard
 
@@ -303,7 +303,7 @@ async def judged(llm: LLM, name: str, messages: list[dict[str, Any]]) -> Verdict
     try:
         guard = known_judge(name, llm.text, engine, turns.prompts)
         assert isinstance(guard, Guard)
-        return await guard.judge(messages, Asker("", "a", b"", False))
+        return await guard.judge(messages, JudgeClient("", "a", b"", False))
     finally:
         turns.close()
         await asyncio.to_thread(engine.stop, 5.0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM
-from ridgeline.foresight.typed import params_from
+from ridgeline.foresight.structure import params_from
 from ridgeline.text.messages.tools import Tool, ToolUse
 from tests.serve.serving import serving
 from tests.trust.receipts.asked import REQUESTS, SMALL, Verifier, receipt_of, statement_of, stating

@@ -20,7 +20,7 @@ from ridgeline import LLM
 from ridgeline.serve.answering import Answering
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.trust.receipts.compare import wrong_in_file
 from ridgeline.trust.receipts.reading import read
 from ridgeline.trust.receipts.statement import digest_of, parts_of
@@ -58,7 +58,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def notary(roomy: Path, adapter: Path, key: Path) -> Iterator[Served]:
+def receipt_signer(roomy: Path, adapter: Path, key: Path) -> Iterator[Served]:
     engine = {"lora": {"a": adapter}, "enable_contrastive_search": True}
     with serving(roomy, engine, receipt_key=key) as served:
         yield served
@@ -72,8 +72,10 @@ def verifier(roomy: Path, adapter: Path) -> Iterator[Verifier]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_an_answer_is_that_of_its_receipt(notary: Served, verifier: Verifier, name: str) -> None:
-    receipt = receipt_of(notary, *REQUESTS[name])
+def test_an_answer_is_that_of_its_receipt(
+    receipt_signer: Served, verifier: Verifier, name: str
+) -> None:
+    receipt = receipt_of(receipt_signer, *REQUESTS[name])
     assert verifier.wrong(written(receipt)) == []
     (prompt, *_) = statement_of(receipt)["predicate"]["prompts"]
     assert all(one["tokens"]["ids"] for one in prompt["answers"])
@@ -91,11 +93,11 @@ def shouted(value: Any) -> Any:
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("name", APIS)
 def test_each_api_has_receipts(
-    notary: Served, verifier: Verifier, name: str, is_streamed: bool
+    receipt_signer: Served, verifier: Verifier, name: str, is_streamed: bool
 ) -> None:
     """A file with the answer is verified as it came, and its texts are those of the receipt."""
     _, _, places = APIS[name]
-    data = file_of(notary, name, is_streamed=is_streamed)
+    data = file_of(receipt_signer, name, is_streamed=is_streamed)
     signed = checked(verifier, data)
     assert [place for place, _ in signed.subject][: len(places)] == places  # calls may follow
     if not is_streamed:
@@ -108,16 +110,20 @@ def test_each_api_has_receipts(
 
 def test_text_on_both_sides_of_a_call_is_stated_in_parts_too() -> None:
     """Anthropic's and the Responses API show it apart."""
-    pieces = [Piece("content", "a"), Piece("content", "b"), Piece("call", "send")]
-    pieces += [Piece("arguments", "{}"), Piece("content", "c")]
+    pieces = [
+        MessageDelta("content", "a"),
+        MessageDelta("content", "b"),
+        MessageDelta("call", "send"),
+    ]
+    pieces += [MessageDelta("arguments", "{}"), MessageDelta("content", "c")]
     texts = {"content": "abc", "content[0]": "ab", "content[1]": "c"}
     texts |= {"tool_calls[0].function.name": "send", "tool_calls[0].function.arguments": "{}"}
     assert parts_of(pieces) == {name: digest_of(text) for name, text in texts.items()}
 
 
-def test_who_has_the_text_finds_it_in_the_receipt(notary: Served) -> None:
+def test_who_has_the_text_finds_it_in_the_receipt(receipt_signer: Served) -> None:
     body = HELLO | {"receipt": True, "n": 2}
-    _, answer, _ = notary.call(CHAT, body)
+    _, answer, _ = receipt_signer.call(CHAT, body)
     digests = {
         f"choices[{one['index']}].message.content": hashlib.sha256(
             one["message"]["content"].encode()
@@ -127,7 +133,7 @@ def test_who_has_the_text_finds_it_in_the_receipt(notary: Served) -> None:
     subject = statement_of(answer["receipt"])["subject"]
     assert {one["name"]: one["digest"]["sha256"] for one in subject} == digests
     path, asked = REQUESTS["a call"]
-    _, answer, _ = notary.call(path, asked | {"receipt": True})
+    _, answer, _ = receipt_signer.call(path, asked | {"receipt": True})
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     said = {
         one["name"]: one["digest"]["sha256"] for one in statement_of(answer["receipt"])["subject"]
@@ -138,10 +144,10 @@ def test_who_has_the_text_finds_it_in_the_receipt(notary: Served) -> None:
 
 
 def test_the_signature_is_that_of_dsse_by_the_key_that_the_server_tells(
-    notary: Served, key: Path
+    receipt_signer: Served, key: Path
 ) -> None:
-    receipt = receipt_of(notary, CHAT, HELLO)
-    _, told, _ = notary.call("/v1/receipts/key")
+    receipt = receipt_of(receipt_signer, CHAT, HELLO)
+    _, told, _ = receipt_signer.call("/v1/receipts/key")
     public = load_pem_public_key(told["public_key"].encode())
     assert isinstance(public, Ed25519PublicKey)
     payload, kind = base64.b64decode(receipt["payload"]), receipt["payloadType"]
@@ -152,9 +158,9 @@ def test_the_signature_is_that_of_dsse_by_the_key_that_the_server_tells(
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
-def test_without_the_field_there_is_none_and_odd_wishes_are_refused(notary: Served) -> None:
+def test_without_the_field_there_is_none_and_odd_wishes_are_refused(receipt_signer: Served) -> None:
     for body in (LONG, LONG | {"receipt": False}, LONG | {"receipt": None}):
-        assert "receipt" not in notary.call(TEXT, body)[1]
+        assert "receipt" not in receipt_signer.call(TEXT, body)[1]
     for path, body, name in (
         (TEXT, LONG | {"echo": True}, "echo"),
         (TEXT, LONG | {"max_tokens": 0}, "max_tokens"),
@@ -162,7 +168,7 @@ def test_without_the_field_there_is_none_and_odd_wishes_are_refused(notary: Serv
         ("/completion", {"prompt": "The cat", "n_indent": 2}, "n_indent"),
         (CHAT, HELLO | {"receipt": "yes"}, "receipt"),
     ):
-        status, error = notary.refused(path, {"receipt": True} | body)
+        status, error = receipt_signer.refused(path, {"receipt": True} | body)
         assert (status, error["param"]) == (400, "receipt")
         assert name in error["message"]
 
@@ -248,7 +254,7 @@ def test_nothing_is_imported_where_nobody_asks(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     route = "ridgeline.trust.receipts.http"
     assert done.stdout.split() == ["ridgeline.trust.receipts", route]
-    for name in ("ridgeline.trust.receipts.notary", "ridgeline.trust.receipts.signing"):
+    for name in ("ridgeline.trust.receipts.receipt_signer", "ridgeline.trust.receipts.signing"):
         monkeypatch.setitem(sys.modules, name, None)  # to import it is an error
     for path, body in ((TEXT, LONG), (CHAT, HELLO), (CHAT, HELLO | {"stream": True})):
         assert served.call(path, body)[0] == 200

@@ -262,7 +262,7 @@ def test_a_trace_beside_rules_must_be_allowed(model: Path, tmp_path: Path) -> No
 
 def test_a_server_without_rules_imports_nothing_of_them() -> None:
     code = "import sys, ridgeline.serve.main, ridgeline.cli.main\n"
-    code += "print(*sorted(m for m in sys.modules if '.guard' in m or 'server.rules' in m))"
+    code += "print(*sorted(m for m in sys.modules if '.guard' in m or 'trust.rules' in m))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     room = "ridgeline.trust.guards"  # of which the route alone is there
-    assert done.stdout.split() == [room, f"{room}.all", f"{room}.moderations"]
+    assert done.stdout.split() == [room, f"{room}.guard_models", f"{room}.moderations"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.trust.text_rules.answer import AnswerGuard, TextRule, TextRules
 from ridgeline.trust.text_rules.patterns import TextPattern
 
@@ -17,7 +17,7 @@ BLOCK = TextRule("bird", WORD, "block", "[BIRD]", "not that")
 
 def read(
     rule: TextRule, pieces: list[tuple[str, str]], *, is_constrained: bool = False
-) -> tuple[list[Piece], AnswerGuard, list[str]]:
+) -> tuple[list[MessageDelta], AnswerGuard, list[str]]:
     hits: list[str] = []
     rules = TextRules([rule])
     guard = AnswerGuard(
@@ -25,11 +25,11 @@ def read(
         lambda rule, where: hits.append(f"{rule.name}:{where}"),
         is_constrained=is_constrained,
     )
-    shown = [one for piece in pieces for one in guard.take([Piece(*piece)], is_over=False)]
+    shown = [one for piece in pieces for one in guard.take([MessageDelta(*piece)], is_over=False)]
     return shown + guard.take([], is_over=True), guard, hits
 
 
-def text_of(pieces: list[Piece], kind: str = "content") -> str:
+def text_of(pieces: list[MessageDelta], kind: str = "content") -> str:
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
@@ -54,7 +54,7 @@ def test_a_note_changes_nothing_and_hides_nothing() -> None:
     note = TextRule("all", TextPattern("grey heron flies"), "note", "")
     hits: list[str] = []
     guard = AnswerGuard(TextRules([note, REDACT]), lambda rule, where: hits.append(rule.name))
-    shown = guard.take([Piece("content", "a grey heron flies")], is_over=True)
+    shown = guard.take([MessageDelta("content", "a grey heron flies")], is_over=True)
     assert text_of(shown) == "a grey [BIRD] flies"
     assert sorted(hits) == ["all", "bird"]
 
@@ -161,7 +161,9 @@ def test_a_rule_that_fails_refuses_unless_texts_may_pass() -> None:
             TextRules([rule], serves_on_error=serves),
             lambda rule, where, hits=hits: hits.append(rule.name),  # type: ignore[misc]
         )
-        shown = [one for p in cut("a heron b") for one in guard.take([Piece(*p)], is_over=False)]
+        shown = [
+            one for p in cut("a heron b") for one in guard.take([MessageDelta(*p)], is_over=False)
+        ]
         shown += guard.take([], is_over=True)
         assert text_of(shown) == ("a heron b" if serves else "a ")
         assert (guard.blocked is None) is serves

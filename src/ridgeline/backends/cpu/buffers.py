@@ -16,7 +16,7 @@ from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, EXACT_AT, MATRIX, SHARE_BYTES
 from ridgeline.backends.cpu.layout.model_sizes import part_bytes, put_places
 from ridgeline.backends.cpu.layout.model_weights import Weights, logits_stride, scores_stride
-from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Sizes
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, KernelConfig
 from ridgeline.backends.interface import Setup
 from ridgeline.model.shape.model import ModelArch
 
@@ -59,7 +59,7 @@ class Buffers:
     def __init__(
         self,
         arch: ModelArch,
-        sizes: Sizes,
+        sizes: KernelConfig,
         weights: Weights,
         setup: Setup,
     ) -> None:

@@ -28,13 +28,13 @@ from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
 from ridgeline.backends.cpu.layout.model_sizes import has_unlike_records, model_sizes
 from ridgeline.backends.cpu.layout.model_weights import load_weights
 from ridgeline.backends.cpu.layout.sampling_table import Draws
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
+from ridgeline.backends.cpu.layout.shapes import TOKENS, KernelConfig
 from ridgeline.backends.cpu.measure.traffic import step_traffic
+from ridgeline.backends.hidden_state_cache import HiddenStateCache
 from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
-from ridgeline.backends.interface import BackendContext, CacheMemory, Held, Setup, Traffic
+from ridgeline.backends.interface import BackendContext, CacheMemory, MemoryUse, Setup, Traffic
+from ridgeline.backends.pooling import behind_pooling, pooled
 from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered, finish
-from ridgeline.backends.states import HiddenStates
-from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -94,14 +94,14 @@ class CpuRunner:
         self._windows = tuple(group.window for group in groups)
         self._has_unlike_records = has_unlike_records(sizes, groups)
         self._slots = Slots(sizes, setup.num_states)
-        self._done: Done | None = None
+        self._done: ComputedStep | None = None
         self._buffers = Buffers(arch, sizes, self.weights, replace(setup, groups=groups))
         states = self._slots.states
         self._buffers.put(states=address(states), state_stride=states.strides[0])
         self.cache = self._buffers.cache
         self._args_address = address(self._buffers.args)
         self._draws = Draws(sizes.vocab_size)
-        self._states = HiddenStates(setup.num_blocks, setup.block_size, arch.hidden_size)
+        self._states = HiddenStateCache(setup.num_blocks, setup.block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         self._scorer = behind_pooling(checkpoint)
         self._embed_norm = EmbeddingNorm(checkpoint) if arch.embed_norm else None
@@ -147,7 +147,7 @@ class CpuRunner:
         """Return the bytes read and operations done in a step, by kind."""
         return step_traffic(self.arch, self.sizes, self.weights, step, num_experts)
 
-    def memory(self) -> dict[str, Held]:
+    def memory(self) -> dict[str, MemoryUse]:
         """Return what every array takes, and by how much the process grew for the kernels."""
         weights, grown_bytes = self.weights, self._kernels.grown_bytes
         packed, made = weights.packed().items(), weights.made().items()
@@ -164,7 +164,7 @@ class CpuRunner:
             by_name["weights.inputs_table"] = held([self._inputs.stored], is_mapped=True)
         if adapters := list(self._adapters.values()):
             by_name["adapters"] = held(array for one in adapters for array in one.arrays)
-        return by_name | {"kernels": Held(grown_bytes, grown_bytes)}
+        return by_name | {"kernels": MemoryUse(grown_bytes, grown_bytes)}
 
     def cache_memory(self) -> CacheMemory:
         """Return the memory of the cache and of states, and how they are laid out."""
@@ -219,7 +219,7 @@ class CpuRunner:
             return self._results(step, batch)
         except BaseException:
             if self.sizes.recurrence and not self._buffers.get("does_layers"):
-                self._done = Done(step.work, batch)
+                self._done = ComputedStep(step.work, batch)
             raise
 
     def _results(self, step: Step, batch: Batch) -> StepOutput:
@@ -469,7 +469,7 @@ class Slots:
         states: ``[slots, floats]``, f32; no float where no layer keeps a state.
     """
 
-    def __init__(self, sizes: Sizes, num_slots: int) -> None:
+    def __init__(self, sizes: KernelConfig, num_slots: int) -> None:
         """Reserve memory for at least one slot: for texts that no engine reads."""
         self.states: NDArray[np.float32] = aligned(
             (max(num_slots, 1), sizes.state_ends[-1]), np.float32
@@ -504,7 +504,7 @@ def segments(work: tuple[Work, ...]) -> list[tuple[int, int, int, int]]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Done:
+class ComputedStep:
     """A step whose layers were computed, and which then failed: its work, and its rows.
 
     A step writes states where they are, so it cannot be computed again. What it left in the rows

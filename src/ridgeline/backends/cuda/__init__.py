@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.backends.cuda import cards, device, gate, sizes
+from ridgeline.backends.cuda import approval, device, gpu_models, sizes
 from ridgeline.backends.cuda.device import CONTEXT_BYTES, KEPT_SHARE, describe
 from ridgeline.backends.cuda.layer_spec import missing, runs_ahead
-from ridgeline.backends.cuda.ranks import share
+from ridgeline.backends.cuda.ranks import shard as share
 from ridgeline.backends.cuda.sizes import FORMATS, footprint, weight_bits
 from ridgeline.backends.interface import BackendContext, BackendRunner, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
@@ -25,8 +25,8 @@ from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.report import gib
 
 __all__ = [
-    "CONTEXT_BYTES", "FORMATS", "KEPT_SHARE", "cards", "check", "describe", "expected_bytes",
-    "footprint", "gate", "least_prompt_tokens", "looks_ahead", "new_runner", "packed_bytes",
+    "CONTEXT_BYTES", "FORMATS", "KEPT_SHARE", "approval", "check", "describe", "expected_bytes",
+    "footprint", "gpu_models", "least_prompt_tokens", "looks_ahead", "new_runner", "packed_bytes",
     "room_bytes", "runs_ahead", "settle", "step_knots", "weight_bits",
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
-from ridgeline.backends.interface import Held
+from ridgeline.backends.interface import MemoryUse
 
 TWINS = "RIDGELINE_CUDA_TWINS"  # set in tests: all is computed on the CPU, without kernels
 ORDERED = "ordered"  # the value that gives twins' sums one order, like those of kernels
@@ -159,7 +159,7 @@ def room_bytes() -> int | None:
 
 def rest_of_device(
     device: str, named_bytes: int, allocated_bytes: int, reserved_bytes: int, used_bytes: int
-) -> dict[str, Held]:
+) -> dict[str, MemoryUse]:
     """Return the device memory that no named line counts, so that the lines add up to the total.
 
     Args:
@@ -174,7 +174,9 @@ def rest_of_device(
         "torch.reserve": reserved_bytes - allocated_bytes,
         "device.context": used_bytes - reserved_bytes,
     }
-    return {name: Held(max(size, 0), max(size, 0), device=device) for name, size in sizes.items()}
+    return {
+        name: MemoryUse(max(size, 0), max(size, 0), device=device) for name, size in sizes.items()
+    }
 
 
 def ops_per_byte() -> float | None:

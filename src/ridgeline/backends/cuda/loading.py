@@ -17,10 +17,10 @@ from ridgeline.backends.cuda import device as devices
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.model import weights as weights_
 from ridgeline.backends.cuda.ranks.group import Ranks
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner, errors_named
 from ridgeline.backends.interface import BackendContext, Setup
-from ridgeline.backends.vectors import behind_pooling
+from ridgeline.backends.pooling import behind_pooling
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
@@ -64,7 +64,7 @@ def load_rank(
         from ridgeline.backends.cuda import kernels  # Triton: on a GPU alone
 
         ops = kernels
-    share = Share(checkpoint.arch, rank, setup.tensor_parallel_size)
+    share = Shard(checkpoint.arch, rank, setup.tensor_parallel_size)
     with errors_named(_MODEL_TOO_LARGE):
         weights = weights_.load(checkpoint, setup.dtype, device, context.progress, share)
         ranks = meet(device)

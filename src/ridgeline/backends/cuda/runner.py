@@ -24,18 +24,18 @@ from ridgeline.backends.cuda.model.adapters import AdaptedRows, LoadedAdapter, l
 from ridgeline.backends.cuda.model.forward import Inputs, Model
 from ridgeline.backends.cuda.model.weights import DTYPES, Weights
 from ridgeline.backends.cuda.ranks.group import Ranks
-from ridgeline.backends.cuda.ranks.share import Share
-from ridgeline.backends.cuda.step.ahead import Ahead, next_work
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.step.batch import Batch
 from ridgeline.backends.cuda.step.cache import Cache, States
 from ridgeline.backends.cuda.step.draws import Draws
 from ridgeline.backends.cuda.step.graphs import Graphs, Variant
+from ridgeline.backends.cuda.step.lookahead import Ahead, next_work
 from ridgeline.backends.cuda.step.staged import StagedSteps
 from ridgeline.backends.cuda.step.staging import Pending
-from ridgeline.backends.interface import CacheMemory, Counters, Held, Setup, Traffic
+from ridgeline.backends.hidden_state_cache import HiddenStateCache
+from ridgeline.backends.interface import CacheMemory, Counters, MemoryUse, Setup, Traffic
+from ridgeline.backends.pooling import Projections, Scorer, pooled
 from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, finish
-from ridgeline.backends.states import HiddenStates
-from ridgeline.backends.vectors import Projections, Scorer, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.scheduling.speculate import max_draws
@@ -81,7 +81,7 @@ class CudaRunner:
 
     def __init__(
         self,
-        share: Share,
+        share: Shard,
         weights: Weights,
         setup: Setup,
         *,
@@ -134,7 +134,7 @@ class CudaRunner:
         vars(self).pop("cache", None)  # freed first: there may be no room for both
         dtype = DTYPES[setup.kv_cache_dtype]
         self.cache = Cache(self.arch, num_blocks, setup.block_size, self.groups, dtype, self.device)
-        self._states = HiddenStates(num_blocks, setup.block_size, self.arch.hidden_size)
+        self._states = HiddenStateCache(num_blocks, setup.block_size, self.arch.hidden_size)
 
     # --- a step ----------------------------------------------------------------------------------
 
@@ -354,7 +354,7 @@ class CudaRunner:
         """Return nothing: kernels on a device are not counted."""
         return {}
 
-    def memory(self) -> dict[str, Held]:
+    def memory(self) -> dict[str, MemoryUse]:
         """Return what every tensor takes that is kept from step to step."""
         of_weights = self.weights.by_name()
         parts: dict[str, list[Any]] = {f"weights.{name}": of_weights[name] for name in of_weights}
@@ -382,12 +382,12 @@ class CudaRunner:
             by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
         return by_name
 
-    def _held(self, tensors: Sequence[torch.Tensor]) -> Held:
+    def _held(self, tensors: Sequence[torch.Tensor]) -> MemoryUse:
         if self.device.type == "cpu":
             return held(tensor.view(torch.uint8).numpy() for tensor in tensors if tensor.numel())
         places = {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors}
         size = sum(num_bytes for _, num_bytes in places)
-        return Held(size, size, device=str(self.device))
+        return MemoryUse(size, size, device=str(self.device))
 
     def timed_calls(self) -> dict[str, tuple[Any, str]]:
         """Return the methods that do the host's parts of a step, to be timed there."""

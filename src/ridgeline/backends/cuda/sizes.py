@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from ridgeline.backends.cuda.layer_spec import values_per_token
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.model.cost.costs import state_bytes_per_seq
@@ -70,7 +70,7 @@ def arch_bytes(
     ``stored`` has the types of tensors in the file, by canonical name, as far as there is one.
     """
     found: dict[str, float] = {}
-    share = Share(arch, count=ranks)
+    share = Shard(arch, count=ranks)
     for name, whole in arch.matrix_shapes().items():
         shape = share.num_rows(name, whole[0]), *whole[1:]
         bits = packed_bits(name, shape, dtype, stored.get(name, ""))
@@ -97,7 +97,7 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
 
     A runner on a GPU measures the step: this is the estimate before it is loaded.
     """
-    arch = Share(arch, count=setup.tensor_parallel_size).arch
+    arch = Shard(arch, count=setup.tensor_parallel_size).arch
     wide = 4 if setup.dtype == "f32" else 2
     q_size = max((mixer.num_heads * mixer.key_dim for mixer in arch.attentions), default=0)
     kv_size = max((mixer.num_kv_heads * mixer.key_dim for mixer in arch.attentions), default=0)

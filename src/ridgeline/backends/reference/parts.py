@@ -22,7 +22,7 @@ from ridgeline.backends.layer_weights import FeedForwardWeights, LayerWeights, N
 from ridgeline.model.shape.model import Attention, Experts, Mlp, ModelArch
 
 Floats = NDArray[np.float32]
-Weights = Mapping[str, Floats]  # by canonical name: see ``arch.latent``
+Weights = Mapping[str, Floats]  # by canonical name: see ``model.shape.latent``
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:

@@ -24,9 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.arrays import held, release
+from ridgeline.backends.hidden_state_cache import HiddenStateCache
 from ridgeline.backends.inputs import FirstInputs, biases_by_distance
-from ridgeline.backends.interface import CacheMemory, Counters, Held, Setup, Traffic
+from ridgeline.backends.interface import CacheMemory, Counters, MemoryUse, Setup, Traffic
 from ridgeline.backends.layer_weights import LayerWeights, Norm, load_layer
+from ridgeline.backends.pooling import behind_pooling, pooled
 from ridgeline.backends.reference.parts import (
     beside_experts,
     expanded,
@@ -46,8 +48,6 @@ from ridgeline.backends.reference.parts import (
 from ridgeline.backends.reference.recurrent import RecurrentStates, mix
 from ridgeline.backends.reference.tiles import Tiles, tiled
 from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, answered, finish
-from ridgeline.backends.states import HiddenStates
-from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -102,7 +102,7 @@ class ReferenceRunner:
         self._num_groups = len(groups)
         self.cache = KeysAndValues(self.arch, setup.num_blocks, setup.block_size, groups)
         self._recurrent = RecurrentStates(self.arch, setup.num_states)
-        self._states = HiddenStates(setup.num_blocks, setup.block_size, self.arch.hidden_size)
+        self._states = HiddenStateCache(setup.num_blocks, setup.block_size, self.arch.hidden_size)
         self._adapters: WeakValueDictionary[int, AdapterWeights] = WeakValueDictionary()
 
     def add_adapter(self, number: int, weights: AdapterWeights) -> AdapterWeights:
@@ -151,7 +151,7 @@ class ReferenceRunner:
         """Return nothing: it is not known what numpy reads."""
         return {}
 
-    def memory(self) -> dict[str, Held]:
+    def memory(self) -> dict[str, MemoryUse]:
         """Return what every array takes that is kept from step to step."""
         arrays = [layer.arrays() for layer in self._layers]
         outer = [self._norm.weight, self._norm.bias, self._head_bias]

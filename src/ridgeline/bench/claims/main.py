@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.table import Table
 
+from ridgeline.bench.claims.harness import Harness, LoadSizes
 from ridgeline.bench.claims.real import RealStage
-from ridgeline.bench.claims.stage import LoadSizes, Stage
 from ridgeline.bench.claims.techniques import (
     BatchSize,
     Found,
@@ -154,9 +154,9 @@ def bench_claims(
     return results
 
 
-def _compare(stage: Stage, only: Sequence[str], seconds: float, begin_s: float) -> ClaimResults:
+def _compare(harness: Harness, only: Sequence[str], seconds: float, begin_s: float) -> ClaimResults:
     """Run both sides of each technique in turn, as long as there is time."""
-    todo = list(_chosen(stage, only))
+    todo = list(_chosen(harness, only))
     found, left_out = list[Found](), list[str]()
     end_s = begin_s + (1 if only else 1 - _BATCHES_SHARE) * seconds
     with count_bar("Comparing", note="techniques") as report:
@@ -166,15 +166,15 @@ def _compare(stage: Stage, only: Sequence[str], seconds: float, begin_s: float) 
             if left_s <= 0 and not only:  # what is asked for by name runs once at least
                 left_out.append(technique.name)
                 continue
-            found.append(_rounds(technique, stage.rounds, left_s / (len(todo) - number)))
-    batches = [] if only else list(_within(batch_sizes(stage), begin_s + seconds))
+            found.append(_rounds(technique, harness.rounds, left_s / (len(todo) - number)))
+    batches = [] if only else list(_within(batch_sizes(harness), begin_s + seconds))
     took_s = time.monotonic() - begin_s
-    return ClaimResults(stage.name, stage.model, found, batches, left_out, took_s)
+    return ClaimResults(harness.name, harness.model, found, batches, left_out, took_s)
 
 
-def _chosen(stage: Stage, only: Sequence[str]) -> Iterator[Technique]:
+def _chosen(harness: Harness, only: Sequence[str]) -> Iterator[Technique]:
     """Yield the techniques of these names, or all. Raises ValueError for a name of none."""
-    known = {one.name: one for one in techniques(stage)}
+    known = {one.name: one for one in techniques(harness)}
     for name in only:
         if name not in known:
             names = ", ".join(known)

@@ -8,7 +8,13 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from ridgeline.bench.claims.stage import ClaimRequest, LoadSizes, RunCounts, Ways, counted
+from ridgeline.bench.claims.harness import (
+    ClaimRequest,
+    EngineVariant,
+    LoadSizes,
+    RunCounts,
+    counted,
+)
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
@@ -42,36 +48,36 @@ class RealStage:
     def __init__(self, model: str, options: dict[str, Any], sizes: LoadSizes) -> None:
         """Load the model; ``options`` hold for all ways. Raises ValueError if it cannot be."""
         self._model, self._options, self.sizes = model, dict(options), sizes
-        self._loaded: dict[Ways, LLM] = {}
-        first = self._llm(Ways())
+        self._loaded: dict[EngineVariant, LLM] = {}
+        first = self._llm(EngineVariant())
         self.model = first.path.stem
         self._options["max_model_len"] = min(_MOST_LEN, first.config.max_model_len)
         self._vocab = range(10, first.arch.vocab_size)
         self.num_heads = sum(mixer.num_heads for mixer in first.arch.attentions)
 
-    def _llm(self, ways: Ways) -> LLM:
+    def _llm(self, variant: EngineVariant) -> LLM:
         """Return the model with an engine that is set up so; of others the oldest is given up."""
-        if ways not in self._loaded:
+        if variant not in self._loaded:
             while len(self._loaded) >= _MOST_LOADED:
                 self._loaded.pop(next(iter(self._loaded))).close()
-            chosen = {"dtype": ways.dtype, "kv_cache_dtype": ways.kv_cache_dtype}
-            if ways.cache_tokens:
-                chosen["kv_cache_memory"] = str(ways.cache_tokens * self._token_bytes)
-            self._loaded[ways] = LLM(
+            chosen = {"dtype": variant.dtype, "kv_cache_dtype": variant.kv_cache_dtype}
+            if variant.cache_tokens:
+                chosen["kv_cache_memory"] = str(variant.cache_tokens * self._token_bytes)
+            self._loaded[variant] = LLM(
                 self._model,
-                policy=ways.policy,
-                max_num_seqs=ways.max_num_seqs,
-                kv_reservation=ways.kv_reservation,
-                enable_prefix_caching=ways.enable_prefix_caching,
-                speculative_config=_DRAFTS[ways.drafts],
+                policy=variant.policy,
+                max_num_seqs=variant.max_num_seqs,
+                kv_reservation=variant.kv_reservation,
+                enable_prefix_caching=variant.enable_prefix_caching,
+                speculative_config=_DRAFTS[variant.drafts],
                 **self._options | {name: value for name, value in chosen.items() if value},
             )
-        return self._loaded[ways]
+        return self._loaded[variant]
 
     @cached_property
     def _token_bytes(self) -> int:
         """Bytes of a token in the cache, in the format that is usual here."""
-        config = self._llm(Ways()).config
+        config = self._llm(EngineVariant()).config
         return -(-config.kv_bytes // (config.num_blocks * config.block_size))
 
     @cached_property
@@ -79,7 +85,9 @@ class RealStage:
         """Of the memory, as far as one stream reads weights: at least."""
         num_prompt, num_new = self.sizes.one
         load = [ClaimRequest(self.prompt(num_prompt, "one"), num_new, num_new)]
-        return self._llm(Ways()).config.weights_bytes / self.run(load, Ways()).tail_s
+        return (
+            self._llm(EngineVariant()).config.weights_bytes / self.run(load, EngineVariant()).tail_s
+        )
 
     def prompt(self, num_tokens: int, seed: str) -> tuple[int, ...]:
         """Return random token ids."""
@@ -87,11 +95,13 @@ class RealStage:
 
     def repeating_prompt(self) -> tuple[int, ...]:
         """Return the ids of a text that its answer repeats."""
-        return tuple(self._llm(Ways()).text.encode(_REPEATING)[: self.sizes.shared[0]])
+        return tuple(self._llm(EngineVariant()).text.encode(_REPEATING)[: self.sizes.shared[0]])
 
-    def run(self, load: Sequence[ClaimRequest], ways: Ways, *, in_turn: bool = False) -> RunCounts:
+    def run(
+        self, load: Sequence[ClaimRequest], variant: EngineVariant, *, in_turn: bool = False
+    ) -> RunCounts:
         """Serve a load to its end; ``in_turn`` one after the other."""
-        engine, records = self._llm(ways).engine, list[Record]()
+        engine, records = self._llm(variant).engine, list[Record]()
         engine.listeners.append(records.append)
         try:
             if in_turn:

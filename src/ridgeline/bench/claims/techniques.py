@@ -15,7 +15,7 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from ridgeline.bench.claims.stage import ClaimRequest, RunCounts, Stage, Ways
+from ridgeline.bench.claims.harness import ClaimRequest, EngineVariant, Harness, RunCounts
 
 _STATIC = 8  # sequences of a batch that is filled and run to its end
 _BUSY = 0.7  # of what can be served: where the tail of a token is looked at
@@ -169,49 +169,53 @@ def _rates(off: RunCounts, on: RunCounts) -> str:
     )
 
 
-def techniques(stage: Stage) -> Iterator[Technique]:
+def techniques(harness: Harness) -> Iterator[Technique]:
     """Yield all techniques that a stage can compare."""
-    yield from _of_batching(stage)
-    yield from _of_prompts(stage)
-    yield from _of_guessing(stage)
-    yield from _of_formats(stage)
+    yield from _of_batching(harness)
+    yield from _of_prompts(harness)
+    yield from _of_guessing(harness)
+    yield from _of_formats(harness)
 
 
-def _many(stage: Stage) -> list[ClaimRequest]:
+def _many(harness: Harness) -> list[ClaimRequest]:
     """Return a load of many requests whose clients do not know how long their answers will be."""
-    sizes, rng = stage.sizes, Random("many")
+    sizes, rng = harness.sizes, Random("many")
     load = []
     for i in range(sizes.num_requests):
         num_new = min(sizes.most_new, 1 + int(rng.expovariate(1 / sizes.mean_new)))
-        prompt = stage.prompt(rng.randint(*sizes.prompts), f"many {i}")
+        prompt = harness.prompt(rng.randint(*sizes.prompts), f"many {i}")
         load.append(ClaimRequest(prompt, num_new, sizes.most_new))
     return load
 
 
-def _of_batching(stage: Stage) -> Iterator[Technique]:
-    load, sizes = _many(stage), stage.sizes
+def _of_batching(harness: Harness) -> Iterator[Technique]:
+    load, sizes = _many(harness), harness.sizes
 
     def side(name: str, policy: str, reserve: str, most: int | None = None) -> Side:
         flags = f"--policy {policy} --kv-reservation {reserve}"
-        ways = Ways(
+        variant = EngineVariant(
             policy=policy,
             kv_reservation=reserve,
             max_num_seqs=most or 256,
             cache_tokens=sizes.cache_tokens,
         )
         flags += f" --max-num-seqs {most}" if most else ""
-        if not stage.is_real:  # as `ridgeline simulate` takes it; clients of a server just stop
+        if not harness.is_real:  # as `ridgeline simulate` takes it; clients of a server just stop
             flags += f" --max-tokens {sizes.most_new} --answer-tokens {sizes.mean_new}:1"
-        return Side(name, flags, lambda: stage.run(load, ways))
+        return Side(name, flags, lambda: harness.run(load, variant))
 
     num_prompt, num_new = sizes.one
-    prompt = stage.prompt(num_prompt, "one")
+    prompt = harness.prompt(num_prompt, "one")
     one = [ClaimRequest(prompt, num_new, num_new)]
-    longer = [ClaimRequest(prompt + stage.prompt(i, "more"), 1, 1) for i in range(num_new)]
+    longer = [ClaimRequest(prompt + harness.prompt(i, "more"), 1, 1) for i in range(num_new)]
     yield Technique(
         "KV cache",
-        Side("recompute", "max_tokens=1, again", lambda: stage.run(longer, Ways(), in_turn=True)),
-        Side("cached", "(always)", lambda: stage.run(one, Ways())),
+        Side(
+            "recompute",
+            "max_tokens=1, again",
+            lambda: harness.run(longer, EngineVariant(), in_turn=True),
+        ),
+        Side("cached", "(always)", lambda: harness.run(one, EngineVariant())),
         _rows,
         None,
     )
@@ -227,16 +231,16 @@ def _of_batching(stage: Stage) -> Iterator[Technique]:
         yield Technique(name, off, on, _steps, CLAIMS[name])
 
 
-def _of_prompts(stage: Stage) -> Iterator[Technique]:
-    sizes = stage.sizes
-    load = _long(stage)
-    whole, pieces = Ways(policy="orca", kv_reservation="paged"), Ways()
+def _of_prompts(harness: Harness) -> Iterator[Technique]:
+    sizes = harness.sizes
+    load = _long(harness)
+    whole, pieces = EngineVariant(policy="orca", kv_reservation="paged"), EngineVariant()
     most_per_s: list[float] = []  # found by the first that runs, and the same for both
 
-    def busy(ways: Ways) -> RunCounts:
+    def busy(variant: EngineVariant) -> RunCounts:
         if not most_per_s:
-            most_per_s.append(len(load) / stage.run(load, ways).seconds)
-        return stage.run(_arriving(load, _BUSY * most_per_s[0]), ways)
+            most_per_s.append(len(load) / harness.run(load, variant).seconds)
+        return harness.run(_arriving(load, _BUSY * most_per_s[0]), variant)
 
     flags = "--policy orca --kv-reservation paged", "--policy splitfuse"
     yield Technique(
@@ -248,11 +252,11 @@ def _of_prompts(stage: Stage) -> Iterator[Technique]:
         value=lambda found: 1 / found.tail_s,
         unit="tokens/s of the slowest 5 %",
     )
-    if not stage.is_real:  # finding a rate takes many runs
+    if not harness.is_real:  # finding a rate takes many runs
         yield Technique(
             "prompts in pieces: rate",
-            Side("whole", flags[0], lambda: _highest_rate(stage, load, whole)),
-            Side("pieces", flags[1], lambda: _highest_rate(stage, load, pieces)),
+            Side("whole", flags[0], lambda: _highest_rate(harness, load, whole)),
+            Side("pieces", flags[1], lambda: _highest_rate(harness, load, pieces)),
             _rates,
             CLAIMS["prompts in pieces"],
             value=lambda found: found.rate_per_s,
@@ -261,28 +265,34 @@ def _of_prompts(stage: Stage) -> Iterator[Technique]:
     num_shared, num_own = sizes.shared
     runs = count()
 
-    def in_turn(ways: Ways) -> RunCounts:
+    def in_turn(variant: EngineVariant) -> RunCounts:
         seed = f"run {next(runs)}"  # new texts for each run: a cache knows those of the last
-        shared = stage.prompt(num_shared, seed)
-        owns = (stage.prompt(num_own, f"{seed}, {i}") for i in range(sizes.num_requests))
-        return stage.run([ClaimRequest(shared + own, 8, 8) for own in owns], ways, in_turn=True)
+        shared = harness.prompt(num_shared, seed)
+        owns = (harness.prompt(num_own, f"{seed}, {i}") for i in range(sizes.num_requests))
+        return harness.run(
+            [ClaimRequest(shared + own, 8, 8) for own in owns], variant, in_turn=True
+        )
 
     yield Technique(
         "prefix cache",
-        Side("off", "--no-enable-prefix-caching", lambda: in_turn(Ways())),
-        Side("on", "--enable-prefix-caching", lambda: in_turn(Ways(enable_prefix_caching=True))),
+        Side("off", "--no-enable-prefix-caching", lambda: in_turn(EngineVariant())),
+        Side(
+            "on",
+            "--enable-prefix-caching",
+            lambda: in_turn(EngineVariant(enable_prefix_caching=True)),
+        ),
         _rows,
         CLAIMS["prefix cache"],
     )
 
 
-def _long(stage: Stage) -> list[ClaimRequest]:
+def _long(harness: Harness) -> list[ClaimRequest]:
     """Return a load of long prompts and short answers, as FastGen's."""
-    num, num_prompt, num_new = stage.sizes.long_load
+    num, num_prompt, num_new = harness.sizes.long_load
     rng, load = Random("long"), []
     for i in range(num):
         prompt, new = (max(4, int(rng.gauss(mean, 0.3 * mean))) for mean in (num_prompt, num_new))
-        load.append(ClaimRequest(stage.prompt(prompt, f"long {i}"), new, new))
+        load.append(ClaimRequest(harness.prompt(prompt, f"long {i}"), new, new))
     return load
 
 
@@ -295,13 +305,15 @@ def _arriving(load: Sequence[ClaimRequest], rate_per_s: float) -> list[ClaimRequ
     return arriving
 
 
-def _highest_rate(stage: Stage, load: Sequence[ClaimRequest], ways: Ways) -> RunCounts:
+def _highest_rate(
+    harness: Harness, load: Sequence[ClaimRequest], variant: EngineVariant
+) -> RunCounts:
     """Return the run with the highest rate at which 95 % are served well, to 3 %."""
-    best = stage.run(load, ways)
+    best = harness.run(load, variant)
     low, high = 0.0, 2 * len(load) / best.seconds
     while high - low > _NEAR * high:
         middle = (low + high) / 2
-        found = stage.run(_arriving(load, middle), ways)
+        found = harness.run(_arriving(load, middle), variant)
         if found.served_well >= _SERVED_WELL:
             low, best = middle, found
         else:
@@ -309,55 +321,55 @@ def _highest_rate(stage: Stage, load: Sequence[ClaimRequest], ways: Ways) -> Run
     return best._replace(rate_per_s=low)
 
 
-def _of_guessing(stage: Stage) -> Iterator[Technique]:
-    num_new = 3 * stage.sizes.one[1]
-    load = [ClaimRequest(stage.repeating_prompt(), num_new, num_new)]
-    off = Side("off", "--speculative-config off", lambda: stage.run(load, Ways()))
+def _of_guessing(harness: Harness) -> Iterator[Technique]:
+    num_new = 3 * harness.sizes.one[1]
+    load = [ClaimRequest(harness.repeating_prompt(), num_new, num_new)]
+    off = Side("off", "--speculative-config off", lambda: harness.run(load, EngineVariant()))
     kinds = {"drafts": "ngram", "lookahead": "lookahead"}
-    for name, kind in kinds.items() if stage.is_real else [("drafts", "4:0.6")]:
-        flag = "--speculative-config" if stage.is_real else "--drafts"
-        on = Side(kind, f"{flag} {kind}", partial(stage.run, load, Ways(drafts=kind)))
-        why = _repeating if stage.is_real else _assumed
+    for name, kind in kinds.items() if harness.is_real else [("drafts", "4:0.6")]:
+        flag = "--speculative-config" if harness.is_real else "--drafts"
+        on = Side(kind, f"{flag} {kind}", partial(harness.run, load, EngineVariant(drafts=kind)))
+        why = _repeating if harness.is_real else _assumed
         yield Technique(name, off, on, why, CLAIMS[name])
 
 
-def _of_formats(stage: Stage) -> Iterator[Technique]:
-    num_prompt, num_new = stage.sizes.one
-    prompt = stage.prompt(num_prompt, "one")
+def _of_formats(harness: Harness) -> Iterator[Technique]:
+    num_prompt, num_new = harness.sizes.one
+    prompt = harness.prompt(num_prompt, "one")
     one = [ClaimRequest(prompt, num_new, num_new)]
-    wide, eight, four = stage.sizes.weights
+    wide, eight, four = harness.sizes.weights
 
     def side(dtype: str) -> Side:
-        return Side(dtype, f"--dtype {dtype}", lambda: stage.run(one, Ways(dtype=dtype)))
+        return Side(dtype, f"--dtype {dtype}", lambda: harness.run(one, EngineVariant(dtype=dtype)))
 
     yield Technique("weights in 8 bits", side(wide), side(eight), _read, None)
     name = "weights in 4 bits"
     yield Technique(name, side(wide), side(four), _read, CLAIMS[name])
-    many = _many(stage)
+    many = _many(harness)
 
     def cached(dtype: str) -> Side:
-        ways = Ways(kv_cache_dtype=dtype, cache_tokens=stage.sizes.cache_tokens)
-        return Side(dtype, f"--kv-cache-dtype {dtype}", lambda: stage.run(many, ways))
+        variant = EngineVariant(kv_cache_dtype=dtype, cache_tokens=harness.sizes.cache_tokens)
+        return Side(dtype, f"--kv-cache-dtype {dtype}", lambda: harness.run(many, variant))
 
     name = "KV cache in fewer bits"
-    wide, narrow = stage.sizes.caches
+    wide, narrow = harness.sizes.caches
     yield Technique(name, cached(wide), cached(narrow), _room, CLAIMS[name])
-    if stage.read_bytes_per_s:
-        yield _tiles(stage)
+    if harness.read_bytes_per_s:
+        yield _tiles(harness)
 
 
-def _tiles(stage: Stage) -> Technique:
+def _tiles(harness: Harness) -> Technique:
     """Return attention with and without scores in memory: a prompt that ran, and a sum.
 
     No engine here can write scores to memory, so what that would take is added.
     """
-    num = stage.sizes.long_prompt
-    load = [ClaimRequest(stage.prompt(num, "long"), 1, 1)]
-    score_bytes = _PASSES * _VALUE_BYTES * stage.num_heads * num * num
-    more_s = score_bytes / stage.read_bytes_per_s
+    num = harness.sizes.long_prompt
+    load = [ClaimRequest(harness.prompt(num, "long"), 1, 1)]
+    score_bytes = _PASSES * _VALUE_BYTES * harness.num_heads * num * num
+    more_s = score_bytes / harness.read_bytes_per_s
 
     def untiled() -> RunCounts:
-        found = stage.run(load, Ways())
+        found = harness.run(load, EngineVariant())
         return found._replace(seconds=found.seconds + more_s, step_s=found.step_s + more_s)
 
     def why(off: RunCounts, on: RunCounts) -> str:
@@ -370,7 +382,7 @@ def _tiles(stage: Stage) -> Technique:
     return Technique(
         "attention in tiles",
         Side("scores in memory", "(calculated)", untiled),
-        Side("tiles", "(always)", lambda: stage.run(load, Ways())),
+        Side("tiles", "(always)", lambda: harness.run(load, EngineVariant())),
         why,
         CLAIMS["attention in tiles"],
     )
@@ -412,12 +424,14 @@ class BatchSize(NamedTuple):
     usd_per_million: float | None
 
 
-def batch_sizes(stage: Stage) -> Iterator[BatchSize]:
+def batch_sizes(harness: Harness) -> Iterator[BatchSize]:
     """Yield throughput, latency and cost of rising numbers of streams."""
-    num_prompt, num_new = stage.sizes.one
-    for num in stage.sizes.batches:
-        each = (stage.prompt(num_prompt // 4, f"batch {i}") for i in range(num))
-        found = stage.run([ClaimRequest(prompt, num_new, num_new) for prompt in each], Ways())
-        usd = stage.usd_per_hour
+    num_prompt, num_new = harness.sizes.one
+    for num in harness.sizes.batches:
+        each = (harness.prompt(num_prompt // 4, f"batch {i}") for i in range(num))
+        found = harness.run(
+            [ClaimRequest(prompt, num_new, num_new) for prompt in each], EngineVariant()
+        )
+        usd = harness.usd_per_hour
         cost = None if usd is None else usd / 3600 / (num / found.tail_s) * 1e6
         yield BatchSize(num, num / found.tail_s, found.tail_s, cost)

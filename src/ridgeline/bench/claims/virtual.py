@@ -9,7 +9,13 @@ from functools import cache, cached_property
 from random import Random
 from typing import Any
 
-from ridgeline.bench.claims.stage import ClaimRequest, LoadSizes, RunCounts, Ways, counted
+from ridgeline.bench.claims.harness import (
+    ClaimRequest,
+    EngineVariant,
+    LoadSizes,
+    RunCounts,
+    counted,
+)
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.drafts import parse_drafts
@@ -18,8 +24,8 @@ from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.candidate import engine_record
 from ridgeline.planner.catalogue import prices_of
 from ridgeline.planner.memory.flags import AUTO
-from ridgeline.planner.memory.model_spec import subject_of
-from ridgeline.planner.on_device import DeviceReplica, on_device
+from ridgeline.planner.memory.model_spec import read_model_spec
+from ridgeline.planner.single_device import DeviceReplica, on_device
 
 _MOST_TOKENS = 1 << 20
 _STEP_TOKENS = 2048  # of a step of splitfuse; other policies run prompts whole
@@ -51,11 +57,11 @@ class VirtualStage:
         self, model: str | Mapping[str, Any], plan_flags: PlanFlags, sizes: LoadSizes
     ) -> None:
         """Take a model, as ``ridgeline plan`` does, and one device. Raises ValueError."""
-        self._subject = subject_of(model, stores())
-        context = min(_CONTEXT, self._subject.shape.max_position or _CONTEXT)
+        self._spec = read_model_spec(model, stores())
+        context = min(_CONTEXT, self._spec.shape.max_position or _CONTEXT)
         self._plan_flags = replace(plan_flags, context=context)
         self.sizes = sizes
-        self.model = self._subject.name
+        self.model = self._spec.name
         self._replica = cache(self._placed)
         self._usual = self._replica(None, None)
         self._device, self.name = self._usual.placement.device, self._usual.name
@@ -65,13 +71,13 @@ class VirtualStage:
         plan_flags = replace(
             self._plan_flags, dtype=dtype or AUTO, kv_cache_dtype=kv_cache_dtype or AUTO
         )
-        return on_device(self._subject, plan_flags)
+        return on_device(self._spec, plan_flags)
 
     @cached_property
     def num_heads(self) -> int:
         """Query heads of all layers together, on one device."""
         heads = 0
-        for layer in self._subject.shape.layers:
+        for layer in self._spec.shape.layers:
             outputs = [m.columns for m in layer.matrices if m.name == "self_attn.o_proj"]
             channels = layer.cache.values_per_head // 2
             heads += sum(outputs) // channels if channels else 0
@@ -97,18 +103,20 @@ class VirtualStage:
         """Return any ids: how many drafts are right is assumed."""
         return self.prompt(self.sizes.one[0], "repeating")
 
-    def run(self, load: Sequence[ClaimRequest], ways: Ways, *, in_turn: bool = False) -> RunCounts:
+    def run(
+        self, load: Sequence[ClaimRequest], variant: EngineVariant, *, in_turn: bool = False
+    ) -> RunCounts:
         """Serve a load to its end; ``in_turn`` one after the other."""
-        replica = self._replica(ways.dtype, ways.kv_cache_dtype)
-        times = replica.clock.times
+        replica = self._replica(variant.dtype, variant.kv_cache_dtype)
+        times = replica.latency_model.times
         held = [len(one.prompt) + one.max_tokens for one in load]
         settings = replace(
             engine_record(replica.placement, times, held),
-            policy=ways.policy,
-            max_num_batched_tokens=_STEP_TOKENS if ways.policy == "splitfuse" else _MOST_TOKENS,
-            max_num_seqs=ways.max_num_seqs,
-            enable_prefix_caching=ways.enable_prefix_caching,
-            reserve_full=ways.kv_reservation == "full",
+            policy=variant.policy,
+            max_num_batched_tokens=_STEP_TOKENS if variant.policy == "splitfuse" else _MOST_TOKENS,
+            max_num_seqs=variant.max_num_seqs,
+            enable_prefix_caching=variant.enable_prefix_caching,
+            reserve_full=variant.kv_reservation == "full",
         )
         requests = [
             SimRequest(
@@ -119,6 +127,6 @@ class VirtualStage:
             )
             for one in load
         ]
-        drafts = parse_drafts(ways.drafts) if ":" in ways.drafts else None
+        drafts = parse_drafts(variant.drafts) if ":" in variant.drafts else None
         concurrency = 1 if in_turn else None
         return counted(simulate(requests, settings, times, concurrency=concurrency, drafts=drafts))

@@ -77,7 +77,7 @@ def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path 
     shown = table(findings, device, decides=not is_tiny)
     print(f"\n{', '.join(machine.values())}\n{shown}", flush=True)
     if not is_tiny and (passed := passes(findings)) is not None:
-        cuda.gate.remember(default_home(), machine["date"], is_right=passed)
+        cuda.approval.remember(default_home(), machine["date"], is_right=passed)
     return not any(map(is_wrong, findings))
 
 
@@ -114,4 +114,4 @@ def _machine(is_tiny: bool) -> dict[str, str]:
             "gpu": "none: twins on the CPU, small shapes; no speed means anything",
             "date": date,
         }
-    return {"date": date, **dict(cuda.cards.lines())}
+    return {"date": date, **dict(cuda.gpu_models.lines())}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.policies import POLICIES
-from ridgeline.engine.calibration.known import all_known
+from ridgeline.engine.calibration.load import all_known
 from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import EngineConfig, resolve
@@ -17,8 +17,8 @@ from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.candidate import engine_record
 from ridgeline.planner.capacity.latency_model import LatencyModel
-from ridgeline.planner.memory.model_spec import subject_of
-from ridgeline.planner.on_device import DeviceReplica, on_device
+from ridgeline.planner.memory.model_spec import read_model_spec
+from ridgeline.planner.single_device import DeviceReplica, on_device
 
 _RESERVES = {"auto": None, "paged": False, "full": True}
 # Options that the engine of any device has.
@@ -35,14 +35,14 @@ class SimulatedEngine:
 
     Attributes:
         settings: of the engine.
-        clock: how long its steps take.
-        calibration: where the clock comes from, on this machine.
+        latency_model: how long its steps take.
+        calibration: where the model of time comes from, on this machine.
         others: calibrations that are kept and not used.
         replica: the device, if it is not this machine.
     """
 
     settings: EngineRecord
-    clock: LatencyModel
+    latency_model: LatencyModel
     calibration: Calibration | None = None
     others: tuple[Calibration, ...] = ()
     replica: DeviceReplica | None = None
@@ -63,7 +63,7 @@ class EngineHere:
         self.card = located.sampling
 
     def set_up(self, options: Options, source: str) -> SimulatedEngine:
-        """Return the engine with these options; ``source`` is which calibration is its clock.
+        """Return the engine with these options; ``source`` names its calibration.
 
         Raises ValueError if they contradict the model, or there is no such calibration.
         """
@@ -74,7 +74,7 @@ class EngineHere:
         times = calibration.times.scaled(middle)
         return SimulatedEngine(
             settings=settings_of(config, self.checkpoint.eos_ids),
-            clock=LatencyModel(times, low / middle, high / middle, calibration.source, ""),
+            latency_model=LatencyModel(times, low / middle, high / middle, calibration.source, ""),
             calibration=calibration,
             others=tuple(one for one in kept if one is not calibration),
         )
@@ -89,8 +89,8 @@ class EngineOnDevice:
 
     def __init__(self, model: str) -> None:
         """Read what plans read of a model. Raises ValueError if there is no such model."""
-        self._subject = subject_of(model, stores())
-        self.checkpoint = self._subject.checkpoint
+        self._spec = read_model_spec(model, stores())
+        self.checkpoint = self._spec.checkpoint
         self.card: dict[str, float] = {}
 
     def set_up(
@@ -106,7 +106,7 @@ class EngineOnDevice:
         Raises ValueError if the model does not fit on the device, or flags contradict it.
         """
         check_options(options)
-        longest = self._subject.shape.max_position or _ANY_LENGTH
+        longest = self._spec.shape.max_position or _ANY_LENGTH
         if options.max_model_len and options.max_model_len > longest:
             raise ValueError(
                 f"--max-model-len {options.max_model_len} is more than the {longest} tokens that "
@@ -122,8 +122,8 @@ class EngineOnDevice:
             block_size=None if block_size == Options().block_size else block_size,
             kv_cache_memory=None if size is None else str(size),
         )
-        replica = on_device(self._subject, plan_flags)
-        settings = engine_record(replica.placement, replica.clock.times, sessions)
+        replica = on_device(self._spec, plan_flags)
+        settings = engine_record(replica.placement, replica.latency_model.times, sessions)
         step_tokens = settings.max_num_batched_tokens
         if options.max_num_batched_tokens is None and POLICIES[options.policy].whole_prompts:
             step_tokens = max(step_tokens, most)
@@ -135,7 +135,9 @@ class EngineOnDevice:
             enable_prefix_caching=options.enable_prefix_caching,
             reserve_full=_RESERVES[options.kv_reservation],
         )
-        return SimulatedEngine(settings=settings, clock=replica.clock, replica=replica)
+        return SimulatedEngine(
+            settings=settings, latency_model=replica.latency_model, replica=replica
+        )
 
 
 def check_options(options: Options) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome
 from ridgeline.foresight.simulator.fleet.serving import Evict
-from ridgeline.foresight.simulator.fleet.way import Ended
 
 
 def kills_a_minute(text: str, num_replicas: int) -> float:
@@ -51,7 +51,7 @@ def random_kills(
     return tuple(found)
 
 
-def cost_of(kills: Sequence[Evict], ended: Sequence[Ended]) -> dict[str, Any]:
+def cost_of(kills: Sequence[Evict], ended: Sequence[RequestOutcome]) -> dict[str, Any]:
     """Return what became of a fleet's work: what its caches had, and what kills cost.
 
     ``share_cached`` is of all prompt tokens, and ``share_again`` of all tokens that were computed.

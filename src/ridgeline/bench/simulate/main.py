@@ -38,11 +38,11 @@ from ridgeline.foresight.simulator.fleet.serving import Evict
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
-from ridgeline.foresight.typed import to_json
+from ridgeline.foresight.structure import to_json
 from ridgeline.model.files.tensors import naming
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.candidate import bounds_of
-from ridgeline.planner.on_device import DeviceReplica
+from ridgeline.planner.single_device import DeviceReplica
 
 _SOURCES = {
     "measured": "by ridgeline calibrate",
@@ -111,55 +111,55 @@ class PreparedRun:
 class Simulator:
     """A model's facts, read once, for one or many simulations."""
 
-    def __init__(self, question: Scenario) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         """Read what the model's file says. Raises ValueError if there is no such model."""
         self._engine: EngineHere | EngineOnDevice
-        is_here = not question.plan_flags.names_device
-        self._engine = (EngineHere if is_here else EngineOnDevice)(question.model)
+        is_here = not scenario.plan_flags.names_device
+        self._engine = (EngineHere if is_here else EngineOnDevice)(scenario.model)
         self._prompts: dict[Any, Prompts] = {}
 
-    def prepare(self, question: Scenario, options: Options) -> PreparedRun:
+    def prepare(self, scenario: Scenario, options: Options) -> PreparedRun:
         """Return the case of a question with these options.
 
         Raises ValueError if options contradict the model, or a file is not what it should be.
         """
-        question = _for_all_servers(question)
-        planned, num_left_out = read_plan(question.load)
-        key = (question.load, question.endpoint, question.prompt_tokens)
+        scenario = _for_all_servers(scenario)
+        planned, num_left_out = read_plan(scenario.load)
+        key = (scenario.load, scenario.endpoint, scenario.prompt_tokens)
         if key not in self._prompts:
-            self._prompts[key] = self._ids(question, planned)
+            self._prompts[key] = self._ids(scenario, planned)
         prompts = self._prompts[key]
         engine: SimulatedEngine
         if isinstance(self._engine, EngineHere):
-            engine = self._engine.set_up(options, question.calibration)
+            engine = self._engine.set_up(options, scenario.calibration)
         else:
             sessions = tokens_of_sessions(planned, prompts)
-            engine = self._engine.set_up(options, question.plan_flags, sessions)
+            engine = self._engine.set_up(options, scenario.plan_flags, sessions)
         max_model_len = engine.settings.max_model_len
         warmups, load, refused = asked_of_plan(planned, prompts, max_model_len)
         if not load:
             raise ValueError(f"nothing can be simulated: {next(iter(refused.values()))}")
         case = SimulatedRun(
             warmups=tuple(warmups),
-            load=tuple(_ending_sooner(load, question)),
+            load=tuple(_ending_sooner(load, scenario)),
             refused=refused,
-            concurrency=question.load.max_concurrency,
+            concurrency=scenario.load.max_concurrency,
             settings=engine.settings,
-            times=engine.clock.times,
-            replicas=question.replicas,
-            router=question.router,
-            drafts=parse_drafts(question.drafts) if question.drafts else None,
-            kills=_kills(question, load),
-            edge=question.edge,
+            times=engine.latency_model.times,
+            replicas=scenario.replicas,
+            router=scenario.router,
+            drafts=parse_drafts(scenario.drafts) if scenario.drafts else None,
+            kills=_kills(scenario, load),
+            edge=scenario.edge,
         )
         return PreparedRun(case, engine, planned, num_left_out)
 
-    def _ids(self, question: Scenario, planned: Sequence[Planned]) -> Prompts:
+    def _ids(self, scenario: Scenario, planned: Sequence[Planned]) -> Prompts:
         """Return the token ids of all prompts, as a server would see them."""
-        load = question.load
-        if question.prompt_tokens is not None:
+        load = scenario.load
+        if scenario.prompt_tokens is not None:
             rng = Random(f"{load.seed} lengths")
-            lengths = lognormal_lengths(question.prompt_tokens, "prompt_tokens", len(planned), rng)
+            lengths = lognormal_lengths(scenario.prompt_tokens, "prompt_tokens", len(planned), rng)
             checkpoint = self._engine.checkpoint
             num_ids = checkpoint.arch.vocab_size if checkpoint else _NUM_IDS
             rng, vocab = Random(f"{load.seed} prompts"), range(num_ids)
@@ -174,49 +174,49 @@ class Simulator:
             ]
         if self._engine.checkpoint is None:
             raise ValueError(
-                f"{question.model}: its tokenizer is not here, so give lengths in tokens: "
+                f"{scenario.model}: its tokenizer is not here, so give lengths in tokens: "
                 "--prompt-tokens 800, or 800:0.5 to vary"
             )
         text = TextProcessor(self._engine.checkpoint, self._engine.card)
         try:
-            encode = _encoder(text, question.endpoint)
+            encode = _encoder(text, scenario.endpoint)
             return [encode(request) for request in planned]
         finally:
             text.close()
 
 
-def _for_all_servers(question: Scenario) -> Scenario:
+def _for_all_servers(scenario: Scenario) -> Scenario:
     """Return a question whose load is that of all servers. Raises ValueError if it has no rate."""
-    if not question.is_load_per_server:
-        return question
-    load, num = question.load, question.replicas
+    if not scenario.is_load_per_server:
+        return scenario
+    load, num = scenario.load, scenario.replicas
     if load.request_rate is None or load.trace_file is not None:
         raise ValueError("--load-per-server is about requests at a rate: give --request-rate")
     load = replace(load, request_rate=num * load.request_rate, num_prompts=num * load.num_prompts)
-    return replace(question, load=load)
+    return replace(scenario, load=load)
 
 
-def _kills(question: Scenario, load: Sequence[SimRequest]) -> tuple[Evict, ...]:
+def _kills(scenario: Scenario, load: Sequence[SimRequest]) -> tuple[Evict, ...]:
     """Return which servers end, and when. Raises ValueError if that cannot be asked."""
-    per_minute = kills_a_minute(question.kills_per_minute, question.replicas)
+    per_minute = kills_a_minute(scenario.kills_per_minute, scenario.replicas)
     if not per_minute:
         return ()
-    if question.replicas < 2 or question.load.max_concurrency is not None:
+    if scenario.replicas < 2 or scenario.load.max_concurrency is not None:
         raise ValueError(
             "--kills-per-minute needs several servers and requests that come at a rate: give "
             "--replicas and --request-rate, and no --max-concurrency"
         )
     last_s = max(asked.arrival_s or 0.0 for asked in load)
-    seed = question.load.seed or 0
-    return random_kills(question.replicas, per_minute, last_s, question.back_after_s, seed)
+    seed = scenario.load.seed or 0
+    return random_kills(scenario.replicas, per_minute, last_s, scenario.back_after_s, seed)
 
 
-def _ending_sooner(load: Sequence[SimRequest], question: Scenario) -> Sequence[SimRequest]:
+def _ending_sooner(load: Sequence[SimRequest], scenario: Scenario) -> Sequence[SimRequest]:
     """Return a load whose answers end by themselves before what clients allow, if so asked."""
-    if question.answer_tokens is None:
+    if scenario.answer_tokens is None:
         return load
-    rng = Random(f"{question.load.seed} answers")
-    lengths = lognormal_lengths(question.answer_tokens, "answer_tokens", len(load), rng)
+    rng = Random(f"{scenario.load.seed} answers")
+    lengths = lognormal_lengths(scenario.answer_tokens, "answer_tokens", len(load), rng)
     return [
         replace(
             one,
@@ -268,53 +268,53 @@ def check_fleet(
         raise ValueError(f"--router is {router!r}, not one of {', '.join(ROUTERS)}")
 
 
-def seeded(question: Scenario) -> Scenario:
+def seeded(scenario: Scenario) -> Scenario:
     """Return a question whose load has a seed: 0 unless one is given, so that flags say it all."""
-    return replace(question, load=replace(question.load, seed=question.load.seed or 0))
+    return replace(scenario, load=replace(scenario.load, seed=scenario.load.seed or 0))
 
 
-def simulate_load(question: Scenario, options: Options, trace: Path | None) -> bool:
+def simulate_load(scenario: Scenario, options: Options, trace: Path | None) -> bool:
     """Simulate; print the block of ``bench serve`` and its document. False if nothing succeeded.
 
     ``trace`` is a file for the records. Raises ValueError if something asked for makes no sense,
     and OSError if a file cannot be read or written.
     """
-    question, limits_ms = seeded(question), parse_limits(question.goodput)
-    if trace is not None and question.replicas > 1:
+    scenario, limits_ms = seeded(scenario), parse_limits(scenario.goodput)
+    if trace is not None and scenario.replicas > 1:
         raise ValueError("--trace records one engine: give no --replicas")
     if trace is not None:
         check_place(trace)
-    made = Simulator(question).prepare(question, options)
-    if question.replicas > 1:
+    made = Simulator(scenario).prepare(scenario, options)
+    if scenario.replicas > 1:
         summary, records = made.case.summary(limits_ms), []
     else:
         records = made.case.records()
         summary = summarise(made.case.outcomes(records), limits_ms)
     prediction = predict(made, summary)
     if trace is not None:
-        write_trace(trace, records, prediction | {"seed": question.load.seed})
-    said = warnings(question.model, made, prediction)
+        write_trace(trace, records, prediction | {"seed": scenario.load.seed})
+    said = warnings(scenario.model, made, prediction)
     print_result(summary, said, "Predicted Serving Result", lines(made, prediction, summary))
-    asked = asked_of(question.load, made.planned, made.num_left_out)
-    if question.prompt_tokens is not None:
+    asked = asked_of(scenario.load, made.planned, made.num_left_out)
+    if scenario.prompt_tokens is not None:
         asked |= {"prompt_length_unit": "tokens", "num_repeated_prompts": 0}
-    further_flags: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
-    if question.replicas > 1:
-        further_flags |= {"replicas": question.replicas, "router": question.router}
-    if question.is_load_per_server:
+    further_flags: dict[str, Any] = {"model": scenario.model, "endpoint": scenario.endpoint}
+    if scenario.replicas > 1:
+        further_flags |= {"replicas": scenario.replicas, "router": scenario.router}
+    if scenario.is_load_per_server:
         further_flags |= {"load_per_server": True}
     if made.case.kills:
-        further_flags |= {"kills_per_minute": question.kills_per_minute}
-        further_flags |= {"back_after": question.back_after_s}
-    if question.drafts:
-        further_flags |= {"drafts": question.drafts}
-    if question.answer_tokens:
-        further_flags |= {"answer_tokens": question.answer_tokens}
-    if question.plan_flags.names_device:
+        further_flags |= {"kills_per_minute": scenario.kills_per_minute}
+        further_flags |= {"back_after": scenario.back_after_s}
+    if scenario.drafts:
+        further_flags |= {"drafts": scenario.drafts}
+    if scenario.answer_tokens:
+        further_flags |= {"answer_tokens": scenario.answer_tokens}
+    if scenario.plan_flags.names_device:
         further_flags |= {
-            name: value for name, value in asdict(question.plan_flags).items() if value
+            name: value for name, value in asdict(scenario.plan_flags).items() if value
         }
-    flags = flags_of(None, question.load, question.goodput) | further_flags
+    flags = flags_of(None, scenario.load, scenario.goodput) | further_flags
     notes = {"warnings": said, "definitions": DEFINITIONS, "prediction": prediction}
     print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))
     return bool(summary["num_successful"])
@@ -325,15 +325,19 @@ def predict(made: PreparedRun, summary: Mapping[str, Any]) -> dict[str, Any]:
 
     Interval and utilisation take three simulations more, so large fleets have neither.
     """
-    engine, calibration, clock = made.engine, made.engine.calibration, made.engine.clock
+    engine, calibration, latency_model = (
+        made.engine,
+        made.engine.calibration,
+        made.engine.latency_model,
+    )
     is_large = made.case.replicas > _MOST_FOR_INTERVAL
     ends = [
         made.case.slower(factor).summary({})["output_tokens_per_s"]
-        for factor in (() if is_large else (clock.high, clock.low))
+        for factor in (() if is_large else (latency_model.high, latency_model.low))
     ]
     at = calibration.measured_at if calibration else 0.0
     return {
-        "source": clock.source,
+        "source": latency_model.source,
         "calibrated_at": date_of(at) if at else None,
         "utilisation": None if is_large else made.case.utilisation(summary),
         "output_tokens_per_s_interval": ends or None,
@@ -359,7 +363,7 @@ def _device(replica: DeviceReplica, settings: EngineRecord) -> dict[str, Any]:
 
 def _beside(other: Calibration, engine: SimulatedEngine) -> dict[str, Any]:
     """Return what is said of a calibration that is kept beside the one that is used."""
-    own, its = engine.clock.times, other.times.scaled(other.interval().middle)
+    own, its = engine.latency_model.times, other.times.scaled(other.interval().middle)
     return {
         "source": other.source,
         "calibrated_at": date_of(other.measured_at),
@@ -407,10 +411,10 @@ def _of_kills(fleet: Mapping[str, Any]) -> dict[str, str | float | None]:
 def warnings(model: str, made: PreparedRun, prediction: Mapping[str, Any]) -> list[str]:
     """Return what makes a prediction mean less than it seems to."""
     utilisation = prediction["utilisation"] or 0.0
-    clock, replica = made.engine.clock, made.engine.replica
+    latency_model, replica = made.engine.latency_model, made.engine.replica
     texts = dict.fromkeys(replica.notes if replica else (), True)
     texts |= {
-        clock.note: clock.source == "published",
+        latency_model.note: latency_model.source == "published",
         "uncalibrated: these numbers are assumed of a processor that was not measured, and may be "
         f"off by a factor of two and more: ridgeline calibrate {model}": (
             prediction["source"] == "assumed"

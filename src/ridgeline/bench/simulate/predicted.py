@@ -14,9 +14,9 @@ from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.simulate.kills import cost_of
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.drafts import Drafts
+from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome
 from ridgeline.foresight.simulator.fleet.routers import ROUTERS
 from ridgeline.foresight.simulator.fleet.serving import Evict, serve_fleet
-from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.simulator.workload import Planned
 from ridgeline.foresight.step_time.features import StepTime
@@ -86,7 +86,7 @@ class SimulatedRun:
         cost = cost_of(self.kills, ended)
         return summarise(self.fleet_outcomes(ended), limits_ms) | {"fleet": cost}
 
-    def fleet_ended(self) -> list[Ended]:
+    def fleet_ended(self) -> list[RequestOutcome]:
         """Simulate it on several engines, and return how requests ended."""
         return serve_fleet(
             self.load,
@@ -99,7 +99,7 @@ class SimulatedRun:
             faults=self.kills,
         )
 
-    def fleet_outcomes(self, ended: Sequence[Ended]) -> list[Outcome]:
+    def fleet_outcomes(self, ended: Sequence[RequestOutcome]) -> list[Outcome]:
         """Return what clients of several engines see."""
         planned_s = {asked.name: asked.arrival_s for asked in self.load}
         outcomes = [

@@ -58,7 +58,7 @@ _UNITS = {"tok/s": "tokens/s", "req/s": "requests/s", "goodput/s": "goodput, req
 
 
 def sweep_loads(
-    question: Scenario,
+    scenario: Scenario,
     options: Options,
     sweeps: Sequence[str],
     objective: str,
@@ -81,14 +81,14 @@ def sweep_loads(
         if path is not None:
             check_place(path)
     where, best = parse_objective(objective)
-    if where[0] == "goodput" and not question.goodput:
+    if where[0] == "goodput" and not scenario.goodput:
         raise ValueError("--objective goodput needs limits: --goodput ttft:500 --goodput tpot:60")
-    is_on_device = question.plan_flags.names_device
+    is_on_device = scenario.plan_flags.names_device
     values = dict(parse_sweep(text, is_on_device=is_on_device) for text in sweeps)
-    question, simulator = seeded(question), Simulator(question)
+    scenario, simulator = seeded(scenario), Simulator(scenario)
     settings = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
-    cases = [_case(simulator, question, options, setting) for setting in settings]
-    limits_ms = parse_limits(question.goodput)
+    cases = [_case(simulator, scenario, options, setting) for setting in settings]
+    limits_ms = parse_limits(scenario.goodput)
     with count_bar("Simulating", note="combinations") as report:
         summaries = _run(cases, limits_ms, report)
     found = [{n: _at(one, place) for n, place in _COLUMNS.items()} for one in summaries]
@@ -158,10 +158,10 @@ def _value(kind: Any, text: str) -> Any:
 
 
 def _case(
-    simulator: Simulator, question: Scenario, options: Options, setting: Mapping[str, Any]
+    simulator: Simulator, scenario: Scenario, options: Options, setting: Mapping[str, Any]
 ) -> SimulatedRun:
     of_device = {name: v for name, v in setting.items() if name in _OF_DEVICE}
-    if not question.plan_flags.names_device:
+    if not scenario.plan_flags.names_device:
         of_device = {}
     of_engine = {
         name: v for name, v in setting.items() if hasattr(options, name) and name not in of_device
@@ -169,9 +169,9 @@ def _case(
     of_fleet = {name: v for name, v in setting.items() if name in _OF_FLEET}
     others = of_device.keys() | of_engine.keys() | of_fleet.keys()
     of_load = {name: v for name, v in setting.items() if name not in others}
-    plan_flags = replace(question.plan_flags, **of_device)
+    plan_flags = replace(scenario.plan_flags, **of_device)
     changed = replace(
-        question, load=replace(question.load, **of_load), plan_flags=plan_flags, **of_fleet
+        scenario, load=replace(scenario.load, **of_load), plan_flags=plan_flags, **of_fleet
     )
     return simulator.prepare(changed, replace(options, trace=None, **of_engine)).case
 

@@ -11,7 +11,7 @@ from ridgeline import LLM
 from ridgeline.cli.commands.models import Model
 from ridgeline.cli.flags import flags
 from ridgeline.engine.calibration.calibrate import calibrate, rates
-from ridgeline.engine.calibration.kept import kept_roof, measure_kept_roof, save_calibration
+from ridgeline.engine.calibration.store import kept_roof, measure_kept_roof, save_calibration
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import count_bar

@@ -93,8 +93,8 @@ def verify_command(
         compare,
         logs_in,
     )  # this would slow other commands
-    from ridgeline.trust.audit.lines import read_key
     from ridgeline.trust.audit.log import KEY_FILE
+    from ridgeline.trust.audit.record_format import read_key
 
     found = logs_in(files)
     if head is not None and len(found) > 1:

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.bench.gpu.parts import PARTS, Finding, measure
-from ridgeline.engine.calibration.kept import all_of, measure_kept_roof, unreadable
+from ridgeline.engine.calibration.store import all_of, measure_kept_roof, unreadable
 from ridgeline.engine.setup.home import stores, why_unwritable
 from ridgeline.engine.setup.progress import count_bar
 from ridgeline.engine.setup.terminal import table_of
@@ -105,8 +105,8 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
     yield "numpy", f"{np.__version__} with {library}"
-    yield from cuda.cards.lines()
-    found = cuda.gate.read(home)
+    yield from cuda.gpu_models.lines()
+    found = cuda.approval.read(home)
     if found is not None:
         taken = "--backend auto takes it" if found.is_open else f"--backend auto is {AUTO}"
         yield "gpu gate", f"{found.why}: {taken}"
@@ -245,7 +245,7 @@ def problems(home: Path) -> Iterator[str]:
                 "from the prediction, and not just because the machine is slower: run ridgeline "
                 "calibrate for it while nothing else runs"
             )
-    yield from cuda.cards.problems()
+    yield from cuda.gpu_models.problems()
     if problem := why_unwritable(home):
         yield f"{home} cannot be written ({problem}): set RIDGELINE_HOME to a directory of yours"
 

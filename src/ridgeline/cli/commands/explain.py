@@ -16,7 +16,8 @@ from ridgeline.engine.setup.terminal import console, table_of_numbers
 from ridgeline.foresight.explain.baseline import usual_steps
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain, overtakers_of
-from ridgeline.foresight.explain.in_words import (
+from ridgeline.foresight.explain.picture import explain_svg
+from ridgeline.foresight.explain.prose import (
     as_dict,
     markdown,
     paragraphs,
@@ -24,9 +25,8 @@ from ridgeline.foresight.explain.in_words import (
     seconds,
     sentences,
 )
-from ridgeline.foresight.explain.picture import explain_svg
+from ridgeline.foresight.explain.suggestions import MOST_TOKENS, Advice, would_help
 from ridgeline.foresight.explain.timeline import as_file, timeline
-from ridgeline.foresight.explain.what_would_help import MOST_TOKENS, Advice, would_help
 from ridgeline.foresight.trace import Json, Recorded, read_trace
 from ridgeline.system.machine import write_text
 

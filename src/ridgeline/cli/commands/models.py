@@ -32,7 +32,7 @@ from ridgeline.model.files.families import GGUF_FAMILIES, HF_FAMILIES, Family
 from ridgeline.model.files.summary import summarise
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.hub.library import parse_hub_name
-from ridgeline.model.hub.places import Place, Stores
+from ridgeline.model.hub.local_models import ModelStores, StoredModel
 from ridgeline.model.hub.quantisations import tag_of
 from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
@@ -235,7 +235,7 @@ def remove(
         print(f"removed {', '.join(place.name for place in chosen)}: {decimal_size(freed)} freed")
 
 
-def _ours(name: str, places: Stores) -> Place:
+def _ours(name: str, places: ModelStores) -> StoredModel:
     """Return the only pulled model that ``name`` means. Raises ValueError if there is none."""
     meant = [place for place in places.all() if _is_meant(place, name)]
     ours = [place for place in meant if place.owner == "ridgeline"]
@@ -251,7 +251,7 @@ def _ours(name: str, places: Stores) -> Place:
     raise ValueError(f"{name!r} is not here: see ridgeline list")
 
 
-def _is_meant(place: Place, name: str) -> bool:
+def _is_meant(place: StoredModel, name: str) -> bool:
     """Whether ``name``, as run and pull take it, may mean a model."""
     if place.name in (name, f"ollama:{name}", f"ollama:{name}:latest"):
         return True

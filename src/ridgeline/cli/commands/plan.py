@@ -22,10 +22,10 @@ from ridgeline.engine.setup.terminal import console, table_of_numbers
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
 from ridgeline.planner.capacity.pictures import choices_svg
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
-from ridgeline.planner.memory.known_estimator import Published
-from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.pictures import COLOURS, memory_svg
 from ridgeline.planner.memory.placement import Placement, length, parts_of
+from ridgeline.planner.memory.published_formula import Published
 from ridgeline.system.machine import write_text
 from ridgeline.system.report import decimal_size, gib
 
@@ -120,21 +120,21 @@ def plan_command(
 
 def _drawn(planned: Plan) -> str:
     if planned.load is not None:
-        title = f"Choices for {planned.subject.name}"
+        title = f"Choices for {planned.spec.name}"
         return choices_svg(title, planned.answer, planned.choices)
-    return memory_svg(f"Memory of {planned.subject.name} on one device", planned.placements)
+    return memory_svg(f"Memory of {planned.spec.name} on one device", planned.placements)
 
 
 def _serve(model: str | None, port: int) -> None:
     from ridgeline.serve.http.options import ServeOptions  # a web framework would slow the command
-    from ridgeline.serve.plans.standalone import serve_plans
+    from ridgeline.serve.plans.plan_app import serve_plans
 
-    serve_plans(subject_of(model, stores()) if model else None, ServeOptions(port=port))
+    serve_plans(read_model_spec(model, stores()) if model else None, ServeOptions(port=port))
 
 
 def show(planned: Plan, console: Console) -> None:
     """Print a plan for people: devices, bar, lines, and last the sentence that answers."""
-    console.print(f"[bold]{escape(planned.subject.name)}[/]  {escape(model_line(planned))}\n")
+    console.print(f"[bold]{escape(planned.spec.name)}[/]  {escape(model_line(planned))}\n")
     if planned.load is not None:
         if any(choice.owned is not None for choice in planned.choices):
             show_purchases(planned.choices, planned.load, console)

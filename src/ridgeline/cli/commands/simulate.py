@@ -202,16 +202,16 @@ def simulate_command(
     if model is None:
         raise UsageError("name a model; only --replay does without")
     lengths = {"prompt_tokens": prompt_tokens, "answer_tokens": answer_tokens}
-    question = _question(model, endpoint, load, like_result, lengths, new_tokens, goodput)
-    question = replace(question, replicas=replicas, router=router, drafts=drafts)
-    question = replace(question, kills_per_minute=kills_per_minute, back_after_s=back_after)
-    question = replace(question, is_load_per_server=load_per_server)
+    scenario = _scenario(model, endpoint, load, like_result, lengths, new_tokens, goodput)
+    scenario = replace(scenario, replicas=replicas, router=router, drafts=drafts)
+    scenario = replace(scenario, kills_per_minute=kills_per_minute, back_after_s=back_after)
+    scenario = replace(scenario, is_load_per_server=load_per_server)
     edges = read_edge(edge) if edge else None
-    question = replace(question, edge=edges, calibration=calibration, plan_flags=plan_flags)
-    _check(question, options, objective, csv, out, is_sweep=bool(sweep))
+    scenario = replace(scenario, edge=edges, calibration=calibration, plan_flags=plan_flags)
+    _check(scenario, options, objective, csv, out, is_sweep=bool(sweep))
     if sweep:
-        sweep_loads(question, options, sweep, objective, csv, out)
-    elif not simulate_load(question, replace(options, trace=None), _path(options.trace)):
+        sweep_loads(scenario, options, sweep, objective, csv, out)
+    elif not simulate_load(scenario, replace(options, trace=None), _path(options.trace)):
         raise typer.Exit(1)
 
 
@@ -236,7 +236,7 @@ def _check_device(plan_flags: PlanFlags, options: Options, calibration: str) -> 
         raise UsageError(error) from error
 
 
-def _question(
+def _scenario(
     model: str,
     endpoint: str,
     load: Workload | None,
@@ -279,7 +279,7 @@ def _question(
 
 
 def _check(
-    question: Scenario,
+    scenario: Scenario,
     options: Options,
     objective: str,
     csv: Path | None,
@@ -292,8 +292,8 @@ def _check(
         raise UsageError("a simulation has no texts to guess from: say with --drafts what is right")
     try:
         check_fleet(
-            question.replicas, question.router, question.drafts, question.kills_per_minute,
-            question.back_after_s,
+            scenario.replicas, scenario.router, scenario.drafts, scenario.kills_per_minute,
+            scenario.back_after_s,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(error) from error
@@ -302,22 +302,22 @@ def _check(
             raise UsageError("--csv and --out are about a table: give --sweep")
         if objective != "throughput":
             raise UsageError("--objective chooses among the rows of a table: give --sweep")
-        _check_alone(question)
+        _check_alone(scenario)
     if out is not None and out.suffix.lower() != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
 
 
-def _check_alone(question: Scenario) -> None:
+def _check_alone(scenario: Scenario) -> None:
     """Raise UsageError for what says nothing of one simulation, without another flag."""
-    usual = Scenario(model=question.model, load=question.load)
-    if question.replicas == 1 and question.router != usual.router:
+    usual = Scenario(model=scenario.model, load=scenario.load)
+    if scenario.replicas == 1 and scenario.router != usual.router:
         raise UsageError("--router chooses among servers: give --replicas")
-    if question.replicas == 1 and question.is_load_per_server:
+    if scenario.replicas == 1 and scenario.is_load_per_server:
         raise UsageError("--load-per-server is about several: give --replicas")
-    never_fail = question.kills_per_minute == usual.kills_per_minute
-    if never_fail and question.back_after_s != usual.back_after_s:
+    never_fail = scenario.kills_per_minute == usual.kills_per_minute
+    if never_fail and scenario.back_after_s != usual.back_after_s:
         raise UsageError("--back-after is about servers that fail: give --kills-per-minute")
-    if question.load.think_s and question.load.turns == 1:
+    if scenario.load.think_s and scenario.load.turns == 1:
         raise UsageError("--think-s stands between the turns of a session: give --turns")
 
 

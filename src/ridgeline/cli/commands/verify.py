@@ -13,7 +13,7 @@ from ridgeline.engine.setup.build import packed_folder
 from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.progress import say
 from ridgeline.model.files.checkpoint import load_checkpoint
-from ridgeline.model.hub.find import find_model
+from ridgeline.model.hub.search import find_model
 from ridgeline.system.machine import available_bytes
 
 if TYPE_CHECKING:

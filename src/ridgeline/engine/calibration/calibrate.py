@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load
-from ridgeline.engine.calibration.known import assume
+from ridgeline.engine.calibration.load import assume
 from ridgeline.engine.llm import LLM
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
 from ridgeline.foresight.step_time.features import of_items, windows_of

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from ridgeline.model.files.adapters import AdapterWeights, Base, read_adapter
 from ridgeline.model.files.checkpoint import eos_ids_of, load_checkpoint
-from ridgeline.model.files.conversion import as_gguf, numbered, numbers_of
 from ridgeline.model.files.directory.folder import Folder
 from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families import model_from_config, model_from_gguf
 from ridgeline.model.files.gguf.file import stored_keys
 from ridgeline.model.files.gguf.parts import part_paths, read_gguf_parts
 from ridgeline.model.files.gguf.write import stored
+from ridgeline.model.files.lossy import as_gguf, numbered, numbers_of
 from ridgeline.model.files.safetensors_dir import read_weights
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor
 from ridgeline.text.infill import tokenizer_of

@@ -1,7 +1,7 @@
 """What the names of files mean: of which type each tensor of a q4_k_m is, and of the others.
 
 The mixes are llama.cpp's, so that a name promises the same here; their rules are those that plans
-count by (``physics.formats.gguf_mixes``). Here stands which tensor has which role in them.
+count by (``model.cost.formats.gguf_mixes``). Here stands which tensor has which role in them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.model.files.tensors import Checkpoint
 
 if TYPE_CHECKING:
-    from ridgeline.engine.kv_disk.tier import Tier
+    from ridgeline.engine.kv_disk.cache_tier import Tier
 
 
 def new_runner(
@@ -128,11 +128,11 @@ def new_tier(
     """
     if (place := options.kv_disk_place) is None:
         return None
+    from ridgeline.engine.kv_disk.cache_tier import Tier
     from ridgeline.engine.kv_disk.segments import (  # here: most engines have none
         RecordForm,
         Segments,
     )
-    from ridgeline.engine.kv_disk.tier import Tier
 
     if not config.enable_prefix_caching:
         raise ValueError("--kv-disk needs prefix caching: leave out --no-enable-prefix-caching")

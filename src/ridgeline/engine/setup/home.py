@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from ridgeline.engine.setup.progress import bytes_bar, say
-from ridgeline.model.hub.find import LocalModel, NotPulledError, find_model, home_expanded
-from ridgeline.model.hub.places import Stores
+from ridgeline.model.hub.local_models import ModelStores
+from ridgeline.model.hub.search import LocalModel, NotPulledError, find_model, home_expanded
 from ridgeline.system.machine import available_bytes, users_home
 
 try:
@@ -84,9 +84,9 @@ def why_unwritable(directory: Path) -> str | None:
         return error.strerror or str(error)
 
 
-def stores() -> Stores:
+def stores() -> ModelStores:
     """Return where models may lie for this user, who may have no home."""
-    return Stores.of(home := default_home(), os.environ, users_home() or home)
+    return ModelStores.of(home := default_home(), os.environ, users_home() or home)
 
 
 def locate(model: str, *, verify: bool = False) -> LocalModel:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ridgeline.backends.hidden_state_cache import STATE_BYTES
 from ridgeline.backends.interface import Backend, Setup
-from ridgeline.backends.states import STATE_BYTES
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.engine.setup.options import Options, parse_bytes
 from ridgeline.engine.setup.speculative import SpeculativeConfig, parse_speculative
-from ridgeline.model.cost.kv_plan import fit_kv_cache
+from ridgeline.model.cost.kv_capacity import fit_kv_cache
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import limits_addresses
 from ridgeline.system.report import gib

@@ -15,7 +15,7 @@ from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.memory_fit import fit
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.speculative import SpeculativeConfig
-from ridgeline.model.cost.kv_plan import KEPT_PART
+from ridgeline.model.cost.kv_capacity import KEPT_PART
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import cache_groups, one_group
 from ridgeline.model.shape.model import ModelArch
@@ -75,7 +75,7 @@ def resolve(options: Options, checkpoint: Checkpoint, **room: Unpack[MemoryShare
     """
     if options.backend != "auto":
         return _resolve(options, checkpoint, **room)
-    found = cuda.gate.read(default_home())
+    found = cuda.approval.read(default_home())
     on_cpu = replace(options, backend=AUTO)
     if found is None:
         return _resolve(on_cpu, checkpoint, **room)

@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx2
 
-from ridgeline.fleet.servers.joined import JoinedServer
-from ridgeline.fleet.servers.link import ServerLink
+from ridgeline.fleet.servers.remote_server import RemoteServer
+from ridgeline.fleet.servers.transport import UnixTransport
 from ridgeline.serve.http.errors import LEAVING
 from ridgeline.serve.main import TUNNEL_KEY
 from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, told
@@ -40,7 +40,7 @@ class StartError(Exception):
     """A model could not be loaded; the text is the process's own last line."""
 
 
-class LetGo(Exception):
+class Draining(Exception):
     """A server does not answer, or is about to leave, and another one is there."""
 
 
@@ -78,7 +78,7 @@ class Worker:
     """
 
     def __init__(
-        self, process: ChildProcess | JoinedServer, socket: Path, number: int, key: str
+        self, process: ChildProcess | RemoteServer, socket: Path, number: int, key: str
     ) -> None:
         """Take a server that listens on ``socket``, or will."""
         self._process, self._socket, self.key = process, socket, key
@@ -95,7 +95,7 @@ class Worker:
         self.facts: dict[str, dict[str, Any]] = {}
         self._spent: dict[str, int] = {}
         self.adapters: dict[str, Loaded] | None = None
-        self._link = ServerLink(socket)
+        self._link = UnixTransport(socket)
         self.client = httpx2.AsyncClient(
             transport=self._link, base_url="http://localhost", timeout=None
         )
@@ -286,7 +286,7 @@ class Worker:
                 yield
         except TimeoutError:
             if request.expired():
-                raise LetGo(self.trouble) from None
+                raise Draining(self.trouble) from None
             raise
         finally:
             self._requests.pop(request, None)

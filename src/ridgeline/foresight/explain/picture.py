@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ridgeline.foresight.explain.explain import CAUSES, Explanation
-from ridgeline.foresight.explain.in_words import seconds
+from ridgeline.foresight.explain.prose import seconds
 from ridgeline.system import svg
 
 _WIDTH, _LEFT, _BAR = 900, 24, 852  # pixels

@@ -23,7 +23,7 @@ from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.foresight.simulator.scheduler import engine_of, new_scheduler
-from ridgeline.foresight.typed import params_from, to_json
+from ridgeline.foresight.structure import params_from, to_json
 
 Json = Mapping[str, Any]
 

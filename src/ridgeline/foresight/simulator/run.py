@@ -186,7 +186,7 @@ class VirtualRunner:
                 break
         return tuple(tokens)
 
-    def foretell(self, seq: Sequence, number: int) -> int:
+    def next_tokens(self, seq: Sequence, number: int) -> int:
         """Return what a sequence's token of this number will be; 1 is the first of the answer."""
         return self._token(*seq.id, number, seq.request.params.max_tokens)
 
@@ -309,7 +309,7 @@ class Replica:
         self._closed.append(record)
 
 
-class NextTurn(NamedTuple):
+class SessionTurn(NamedTuple):
     """The next turn of a session, and when it comes; the order decides between equal times."""
 
     at_s: float
@@ -330,7 +330,7 @@ class NextTurn(NamedTuple):
         word = _WORD + (self.order << 16) + self.turn
         return replace(asked, answers=tuple((word,) * num for num in asked.num_new))
 
-    def then(self, asked: SimRequest, now_s: float) -> NextTurn | None:
+    def then(self, asked: SimRequest, now_s: float) -> SessionTurn | None:
         """Return the turn behind this one, which was ``asked``; None if it was the last."""
         if self.turn + 1 == len(self.session):
             return None
@@ -368,9 +368,9 @@ def simulate(
     def pass_after_step() -> None:
         clock.now_s += times.after(runner.num_rows, len(replica.ended))
 
-    course = ClockHooks(clock, clock.wait_until, pass_after_step)
-    serve(replica, [replace(asked, arrival_s=0.0) for asked in warmups], course)
-    serve(replica, load, course, concurrency=concurrency, turnaround_s=turnaround_s)
+    hooks = ClockHooks(clock, clock.wait_until, pass_after_step)
+    serve(replica, [replace(asked, arrival_s=0.0) for asked in warmups], hooks)
+    serve(replica, load, hooks, concurrency=concurrency, turnaround_s=turnaround_s)
     return records
 
 
@@ -391,40 +391,40 @@ class ClockHooks(NamedTuple):
 def serve(
     replica: Replica,
     load: Listing[SimRequest],
-    course: ClockHooks,
+    hooks: ClockHooks,
     *,
     concurrency: int | None = None,
     turnaround_s: float = 0.0,
 ) -> None:
     """Serve a load to its end, with arrival times that count from now; see ``simulate``."""
-    begin_s = course.now_s()
+    begin_s = hooks.now_s()
     some_leave = any(asked.gone_s is not None for asked in load)
     sessions = [
-        NextTurn(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
+        SessionTurn(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
         for i, session in enumerate(sessions_of(load))
     ]
     at_first = len(sessions) if concurrency is None else concurrency
     due, waiting = sessions[:at_first], deque(sessions[at_first:])
     heapify(due)
-    under_way: dict[int, tuple[NextTurn, SimRequest]] = {}
+    under_way: dict[int, tuple[SessionTurn, SimRequest]] = {}
     while due or replica.has_work():
         if not replica.has_work():
-            course.wait_until(due[0].at_s)
-        while due and due[0].at_s <= course.now_s():
+            hooks.wait_until(due[0].at_s)
+        while due and due[0].at_s <= hooks.now_s():
             turn = heappop(due)
             asked = turn.asked()
             under_way[id(asked)] = turn, asked
             replica.push(asked)
         if some_leave:
-            replica.end_gone(course.now_s())
+            replica.end_gone(hooks.now_s())
         replica.admit()
         replica.step()
-        course.after_step()
+        hooks.after_step()
         for asked in replica.ended:
             turn, _ = under_way.pop(id(asked))
-            then = turn.then(asked, course.now_s())
+            then = turn.then(asked, hooks.now_s())
             if then is None and waiting:
-                then = waiting.popleft()._replace(at_s=course.now_s() + turnaround_s)
+                then = waiting.popleft()._replace(at_s=hooks.now_s() + turnaround_s)
             if then is not None:
                 heappush(due, then)
 
@@ -456,7 +456,7 @@ def new_replica(
     runner = VirtualRunner(clock, times, eos_ids[0])
     speculation = None
     if drafts is not None:
-        drafter = SimDrafter(drafts.acceptance, runner.foretell)
+        drafter = SimDrafter(drafts.acceptance, runner.next_tokens)
         speculation = Speculation(drafter, most=drafts.most)
     engine = Engine(
         new_scheduler(settings, speculation=speculation),

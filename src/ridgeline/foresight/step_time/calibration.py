@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.foresight.step_time.features import StepTime, of_items
 from ridgeline.foresight.step_time.sampler import After, Measured, Samples
-from ridgeline.foresight.typed import parse, typed
+from ridgeline.foresight.structure import parse, typed
 
 # A step of one answer, of some length.
 ONE_STREAM = of_items([(127, 1, 1)])

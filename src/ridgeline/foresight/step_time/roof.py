@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ridgeline.foresight.typed import parse, typed
+from ridgeline.foresight.structure import parse, typed
 
 _READ = "read_bytes_per_s"
 # Of what the roof allows, what steps of the CPU backend reach; assumed until a model is calibrated.

@@ -1,9 +1,9 @@
 """LoRA adapters (Hu et al., 2021) on disk: PEFT directories and GGUF files, under canonical names.
 
 An adapter adds ``B A`` to some matrices of layers. Names and the order of rows are those of
-``models.families``, so any adapter fits any file of its base: one that was trained with safetensors
-runs on a quantised GGUF, and the other way round. What would change an answer and is not supported
-is refused by name. Nothing is ever unpickled.
+``model.files.families``, so any adapter fits any file of its base: one of safetensors runs on a
+quantised GGUF, and the other way round. What would change an answer and is not supported is refused
+by name. Nothing is ever unpickled.
 """
 
 from __future__ import annotations

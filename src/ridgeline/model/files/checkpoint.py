@@ -19,9 +19,9 @@ from ridgeline.model.files.gguf.file import MAGIC
 from ridgeline.model.files.gguf.parts import part_paths, read_gguf_parts
 from ridgeline.model.files.gguf.pre_tokenizers import BEGIN_WITH_BOS, pre_tokenizer
 from ridgeline.model.files.gguf.tokenizer import TokenType
-from ridgeline.model.files.identity.contents import Contents
+from ridgeline.model.files.identity.digests import FileDigests
 from ridgeline.model.files.safetensors_dir import load_directory
-from ridgeline.model.files.sentence import check_dense
+from ridgeline.model.files.sentence_transformers import check_dense
 from ridgeline.model.files.tensors import Checkpoint, Dense, ModelFileError, naming, refuse_pointer
 
 _BEGINNING_BYTES = 64
@@ -91,7 +91,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         tokenizer={k: v for k, v in metadata.items() if k.startswith(_OF_THE_TOKENIZER)},
         end_ids=tuple(end_ids),
         dense=dense,
-        contents=Contents({part.name: part for part in part_paths(path)}),
+        contents=FileDigests({part.name: part for part in part_paths(path)}),
         notes=tuple(notes),
     )
 

@@ -1,8 +1,8 @@
 """Blocks of 32 weights as this package encodes them, for files that have no blocks of their own.
 
-``models.quantized`` makes them of what GPTQ, AWQ, compressed-tensors, bitsandbytes and HQQ store.
-A row is whole blocks, so rows can be selected and reordered while encoded, as those of GGUF can.
-Scales and zeros are float32, wide enough for what any file has, so decoding loses nothing.
+``model.files.quantized`` makes them of what GPTQ, AWQ, compressed-tensors, bitsandbytes and HQQ
+store. A row is whole blocks, so rows can be selected and reordered while encoded, as those of GGUF
+can. Scales and zeros are float32, wide enough for what any file has, so decoding loses nothing.
 
     INT4             scale, zero, 16 bytes: w = scale (q - zero), zero is 8. Byte j holds q of
                      weight j in its low four bits, and of weight 16 + j above them

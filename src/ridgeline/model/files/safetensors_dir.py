@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from ridgeline.model.files.directory.folder import MAX_JSON_BYTES, Folder, parse_object
 from ridgeline.model.files.directory.text_files import text_facts
 from ridgeline.model.files.families import architecture, model_from_config
-from ridgeline.model.files.identity.contents import Contents
+from ridgeline.model.files.identity.digests import FileDigests
 from ridgeline.model.files.quantized import read_quantized
-from ridgeline.model.files.sentence import DenseStep, check_dense, steps_of
+from ridgeline.model.files.sentence_transformers import DenseStep, check_dense, steps_of
 from ridgeline.model.files.tensors import (
     Checkpoint,
     Dense,
@@ -85,7 +85,7 @@ def load_directory(path: Path) -> Checkpoint:
         dense=dense,
         end_ids=text.end_ids,
         quantization=quantized.description,
-        contents=Contents(folder.found),
+        contents=FileDigests(folder.found),
         notes=(*notes, *text.notes),
     )
 

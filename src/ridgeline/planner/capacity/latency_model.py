@@ -1,7 +1,7 @@
 """How long steps take on a device, and how far that may be off: measured here, or published.
 
 On this machine a calibration is used, or an assumed roofline that says so. Of other devices the
-time is a formula whose constants were fitted to published figures (``physics.device_time``).
+time is a formula whose constants were fitted to published figures (``model.cost.device_time``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from ridgeline.engine.calibration.known import LAYER_S, known
+from ridgeline.engine.calibration.load import LAYER_S, known
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
@@ -58,17 +58,17 @@ class LatencyModel:
         return self.times.scaled(factor)
 
 
-def clock_of(subject: ModelSpec, placement: Placement) -> LatencyModel:
+def latency_model_of(spec: ModelSpec, placement: Placement) -> LatencyModel:
     """Return the model of time of a placement.
 
     Raises ValueError where nothing is known of the device's arithmetic, or of this machine's.
     """
     if placement.device.id == HERE:
-        return _here(subject, placement)
+        return _here(spec, placement)
     setting, device = placement.setting, placement.device
     efficiency = efficiency_of(device, setting.engine.name, efficiencies())
     times = device_time(
-        subject.shape, placement.storage, setting.kv_value_bytes, device, efficiency,
+        spec.shape, placement.storage, setting.kv_value_bytes, device, efficiency,
         tp=setting.tp, pp=setting.pp,
     )  # fmt: skip
     factor, first = efficiency.factor_90, efficiency.first_factor_90
@@ -91,11 +91,11 @@ def _per_cent(factor: float) -> str:
     return f"{factor - 1:.0%}" if factor < 2 else f"a factor of {factor:.1f}"
 
 
-def _here(subject: ModelSpec, placement: Placement) -> LatencyModel:
-    if subject.checkpoint is None:
-        return _by_roof(subject, placement)
-    config = resolve(Options(), subject.checkpoint)
-    calibration = known(default_home(), subject.checkpoint.path, subject.checkpoint.arch, config)
+def _here(spec: ModelSpec, placement: Placement) -> LatencyModel:
+    if spec.checkpoint is None:
+        return _by_roof(spec, placement)
+    config = resolve(Options(), spec.checkpoint)
+    calibration = known(default_home(), spec.checkpoint.path, spec.checkpoint.arch, config)
     low, _, high = calibration.interval()
     if calibration.source == "assumed":
         note = "times of this machine are assumed: `ridgeline calibrate` measures them in a minute"
@@ -105,12 +105,12 @@ def _here(subject: ModelSpec, placement: Placement) -> LatencyModel:
     )
 
 
-def _by_roof(subject: ModelSpec, placement: Placement) -> LatencyModel:
+def _by_roof(spec: ModelSpec, placement: Placement) -> LatencyModel:
     """Return times of a model that is not here, or does not run here, by this machine's roof."""
     device, setting = placement.device, placement.setting
     if not device.read_bytes_per_s:
         raise ValueError(
-            f"{subject.name}: the speed of this machine is not known yet: run `ridgeline "
+            f"{spec.name}: the speed of this machine is not known yet: run `ridgeline "
             "doctor --roof` once, or `ridgeline calibrate MODEL`; or name other devices with "
             "--on"
         )
@@ -133,7 +133,7 @@ def _by_roof(subject: ModelSpec, placement: Placement) -> LatencyModel:
         source="assumed",
     )
     times = device_time(
-        subject.shape, placement.storage, setting.kv_value_bytes, device, reached
+        spec.shape, placement.storage, setting.kv_value_bytes, device, reached
     )  # fmt: skip
     note = (
         f"steps reach {MEMORY_SHARE:.0%} of this machine's memory roof and {COMPUTE_SHARE:.0%} of "

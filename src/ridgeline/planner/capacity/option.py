@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.foresight.explain.compare import METRICS
-from ridgeline.foresight.simulator.fleet.way import Ended
+from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome
 from ridgeline.model.cost.ownership import Bill, Owned
 from ridgeline.planner.capacity.latency_model import LatencyModel
 from ridgeline.planner.capacity.load import PERCENTILES, Slo
@@ -46,7 +46,9 @@ class SeenLatencies:
         return factor * self.ms[slo.metric][slo.percentile] / slo.limit_ms
 
 
-def seen_of(ended: Sequence[Ended], slos: Sequence[Slo], begin_s: float = 0.0) -> SeenLatencies:
+def seen_of(
+    ended: Sequence[RequestOutcome], slos: Sequence[Slo], begin_s: float = 0.0
+) -> SeenLatencies:
     """Return what the requests of a simulation saw, if each begins `begin_s` later."""
     rows = [_latencies_ms(one, begin_s) for one in ended]
     good = sum(
@@ -57,7 +59,7 @@ def seen_of(ended: Sequence[Ended], slos: Sequence[Slo], begin_s: float = 0.0) -
     return SeenLatencies(ms, good / len(ended), is_simulated=True)
 
 
-def _latencies_ms(ended: Ended, begin_s: float) -> dict[str, float]:
+def _latencies_ms(ended: RequestOutcome, begin_s: float) -> dict[str, float]:
     if ended.first_token_s is None or ended.is_lost:
         return {}
     latencies_ms = {
@@ -106,7 +108,7 @@ class CapacityOption:
 
     placement: Placement
     replicas: int
-    clock: LatencyModel
+    latency_model: LatencyModel
     seen: SeenLatencies | None
     factors: Mapping[str, tuple[float, float | None]]
     knee_per_s: float | None
@@ -215,7 +217,7 @@ class CapacityOption:
             "spot": None if self.spot is None else self.spot.as_dict(),
             "on_frontier": self.on_frontier,
             "limited_by": self.limited_by,
-            "source": self.clock.source,
+            "source": self.latency_model.source,
             "simulated": self.seen is not None and self.seen.is_simulated,
         }
 
@@ -252,7 +254,7 @@ class CapacityOption:
         name = "output_tokens_per_s"
         document |= {name: middle, f"{name}_low": low, f"{name}_high": high}
         document["ttft_parts_ms"] = self.first_parts_ms
-        return document | {"source": self.clock.source, "utilisation": self.utilisation}
+        return document | {"source": self.latency_model.source, "utilisation": self.utilisation}
 
 
 def with_frontier(choices: Sequence[CapacityOption]) -> set[int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline.planner.capacity.in_words import bought_name, name_of
 from ridgeline.planner.capacity.option import CapacityOption
+from ridgeline.planner.capacity.prose import bought_name, name_of
 from ridgeline.system import svg
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000, 260, 290, 96

@@ -19,7 +19,7 @@ from ridgeline.model.cost.device_time import DeviceTime
 from ridgeline.model.cost.hardware import Device, Price
 from ridgeline.model.cost.ownership import Owned
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
-from ridgeline.planner.capacity.latency_model import LatencyModel, clock_of
+from ridgeline.planner.capacity.latency_model import LatencyModel, latency_model_of
 from ridgeline.planner.capacity.load import PERCENTILES, LoadFlags, OfferedLoad, Slo
 from ridgeline.planner.capacity.option import (
     MOST_BUSY,
@@ -56,7 +56,7 @@ class SearchResult:
 
 
 def search(
-    subject: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad,
+    spec: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad,
     devices: Sequence[Device], today: date, report: Report, alive: Alive,
 ) -> SearchResult:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
@@ -69,7 +69,7 @@ def search(
     slos = asked.slos()
     for device in devices:
         alive()
-        of_device = _candidates(subject, flags, asked, load, device, today, warnings, alive)
+        of_device = _candidates(spec, flags, asked, load, device, today, warnings, alive)
         sized += [(one, _replicas(one, load, slos, asked)) for one in of_device]
     sized.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
     choices, most_usd = list[CapacityOption](), asked.max_usd_per_hour
@@ -92,18 +92,18 @@ def search(
         ]
     frontier = with_frontier(choices)
     choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
-    notes = dict.fromkeys(choice.clock.note for choice in choices[:1])
+    notes = dict.fromkeys(choice.latency_model.note for choice in choices[:1])
     return SearchResult(tuple(choices), tuple(dict.fromkeys(warnings)), tuple(notes))
 
 
 def _candidates(
-    subject: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad, device: Device,
+    spec: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad, device: Device,
     today: date, warnings: list[str], alive: Alive,
 ) -> Iterator[Candidate]:  # fmt: skip
-    for placement in _divisions(subject, flags, device):
+    for placement in _divisions(spec, flags, device):
         bounds = bounds_of(placement)
         try:
-            clock = clock_of(subject, placement)
+            latency_model = latency_model_of(spec, placement)
         except ValueError as error:
             if device.id == HERE:
                 raise
@@ -114,7 +114,7 @@ def _candidates(
         price, about = _price(device, placement, asked, today)
         warnings += about
         if price is not None or not asked.buy:
-            yield Candidate(placement, clock, bounds, price, load, alive)
+            yield Candidate(placement, latency_model, bounds, price, load, alive)
 
 
 def _price(
@@ -138,9 +138,9 @@ def _price(
     return prices[0], [text for text in old if f"at {prices[0].provider} " in text]
 
 
-def _divisions(subject: ModelSpec, flags: PlanFlags, device: Device) -> Iterator[Placement]:
+def _divisions(spec: ModelSpec, flags: PlanFlags, device: Device) -> Iterator[Placement]:
     """Yield the fewest ranks that hold the model, and more of them, which answer sooner."""
-    first = place(subject, device, flags, default_ranks=AUTO if device.id != HERE else "1")
+    first = place(spec, device, flags, default_ranks=AUTO if device.id != HERE else "1")
     if not first.ledger.fits:
         return
     yield first
@@ -152,7 +152,7 @@ def _divisions(subject: ModelSpec, flags: PlanFlags, device: Device) -> Iterator
             return
         wider = replace(flags, tensor_parallel_size=str(ranks))
         try:
-            yield place(subject, device, wider, default_ranks="1")
+            yield place(spec, device, wider, default_ranks="1")
         except ValueError:  # heads do not divide so
             return
 
@@ -164,7 +164,7 @@ def settled_of(
     candidate: Candidate, load: OfferedLoad, replicas: int, factor: float = 1.0
 ) -> Steady | None:
     """Return where each of the replicas settles; None above 85 % of the knee."""
-    times, bounds, settled = candidate.clock.at(factor), candidate.bounds, None
+    times, bounds, settled = candidate.latency_model.at(factor), candidate.bounds, None
     rate = (load.rate_per_s or 0.0) / replicas
     if load.concurrency is not None:
         settled = steady_closed(times, load, bounds, load.concurrency / replicas)
@@ -291,7 +291,7 @@ def _nearby(
     slos: Sequence[Slo],
 ) -> tuple[int, SeenLatencies | None]:
     """Try a replica more or fewer, as the simulation says; return the fewest that do."""
-    alone = steady(candidate.clock.times, load, candidate.bounds, 1e-9)
+    alone = steady(candidate.latency_model.times, load, candidate.bounds, 1e-9)
     hopeless = alone is None or any(
         _by_formula(alone, load).ms[slo.metric]["mean"] > slo.limit_ms for slo in slos
     )
@@ -321,10 +321,13 @@ def _choice(
     slos: Sequence[Slo],
     seen: SeenLatencies | None,
 ) -> CapacityOption:
-    clock = candidate.clock
-    settled = {f: settled_of(candidate, load, replicas, f) for f in (clock.low, 1.0, clock.high)}
+    latency_model = candidate.latency_model
+    settled = {
+        f: settled_of(candidate, load, replicas, f)
+        for f in (latency_model.low, 1.0, latency_model.high)
+    }
     middle = settled[1.0]
-    factors = factors_of(clock, load, settled)
+    factors = factors_of(latency_model, load, settled)
     worst = {m: high for m, (_, high) in factors.items()}
     rates = _rates(candidate, load, replicas, settled)
     borne = middle is not None and seen is not None
@@ -338,7 +341,7 @@ def _choice(
     return CapacityOption(
         placement=candidate.placement,
         replicas=replicas,
-        clock=clock,
+        latency_model=latency_model,
         seen=seen if middle is not None else None,
         factors=factors,
         knee_per_s=knee_per_s,
@@ -357,23 +360,23 @@ def _choice(
 
 
 def factors_of(
-    clock: LatencyModel, load: OfferedLoad, settled: Mapping[float, Steady | None]
+    latency_model: LatencyModel, load: OfferedLoad, settled: Mapping[float, Steady | None]
 ) -> dict[str, tuple[float, float | None]]:
     """Return what each metric is multiplied by at both ends, by formula.
 
     ``settled`` are where a replica settles at the ends of the clock and in its middle. A first
     token may be as far off as the clock says of them, or further where steps take it there.
     """
-    low, middle, high = (settled[factor] for factor in (clock.low, 1.0, clock.high))
+    low, middle, high = (settled[factor] for factor in (latency_model.low, 1.0, latency_model.high))
     if middle is None or low is None:
         return dict.fromkeys(METRICS, (1.0, None))
-    first_low = min(clock.first_low, low.ttft_s / middle.ttft_s)
+    first_low = min(latency_model.first_low, low.ttft_s / middle.ttft_s)
     tpot_low, answer_s = low.tpot_s / middle.tpot_s, (load.mean_new - 1) * middle.tpot_s
     whole_s = middle.ttft_s + answer_s
     e2el_low = (first_low * middle.ttft_s + tpot_low * answer_s) / whole_s
     if high is None:
         return {"ttft": (first_low, None), "tpot": (tpot_low, None), "e2el": (e2el_low, None)}
-    first_high = max(clock.first_high, high.ttft_s / middle.ttft_s)
+    first_high = max(latency_model.first_high, high.ttft_s / middle.ttft_s)
     tpot_high = high.tpot_s / middle.tpot_s
     e2el_high = (first_high * middle.ttft_s + tpot_high * answer_s) / whole_s
     return {
@@ -387,7 +390,7 @@ def _rates(
     candidate: Candidate, load: OfferedLoad, replicas: int, settled: dict[float, Steady | None]
 ) -> tuple[float, float, float]:
     """Return requests per second, at the slow end, in the middle and at the fast end."""
-    clock = candidate.clock
+    latency_model = candidate.latency_model
 
     def answered(factor: float) -> float:
         if load.rate_per_s is None:
@@ -395,9 +398,11 @@ def _rates(
             return state.rate_per_s * replicas if state is not None else 0.0
         if settled[factor] is not None:
             return load.rate_per_s
-        return min(load.rate_per_s, replicas * knee(clock.at(factor), load, candidate.bounds))
+        return min(
+            load.rate_per_s, replicas * knee(latency_model.at(factor), load, candidate.bounds)
+        )
 
-    return answered(clock.high), answered(1.0), answered(clock.low)
+    return answered(latency_model.high), answered(1.0), answered(latency_model.low)
 
 
 def _limit(
@@ -418,8 +423,8 @@ def _limit(
             if candidate.bounds.most_seqs(load) < candidate.bounds.max_num_seqs
             else ("max_num_seqs")
         )
-    if not isinstance(candidate.clock.times, DeviceTime):
+    if not isinstance(candidate.latency_model.times, DeviceTime):
         return "measured step time"
-    parts = {**candidate.clock.times.parts(settled.step)}
+    parts = {**candidate.latency_model.times.parts(settled.step)}
     parts["bandwidth"] = parts.pop("weights") + parts.pop("cache")
     return max(parts, key=lambda name: parts[name])

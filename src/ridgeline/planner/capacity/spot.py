@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord
+from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome
 from ridgeline.foresight.simulator.fleet.routers import least_work
 from ridgeline.foresight.simulator.fleet.serving import Evict, serve_fleet
-from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel
 
 EVICTIONS_PER_HOUR, NOTICE_S = 0.05, 30.0  # assumed unless told otherwise
@@ -127,7 +127,7 @@ class Eviction(NamedTuple):
         share_of_absence: for how much of the time until another is there the load went on.
     """
 
-    ended: list[Ended]
+    ended: list[RequestOutcome]
     share_of_absence: float
 
     @property

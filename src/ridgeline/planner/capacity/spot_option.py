@@ -89,7 +89,7 @@ def _simulated(
 ) -> EvictionLoss:  # fmt: skip
     """Return what one eviction spoils, of ``num`` replicas."""
     bounds = bounds_of(choice.placement)
-    candidate = Candidate(choice.placement, choice.clock, bounds, None, load, alive)
+    candidate = Candidate(choice.placement, choice.latency_model, bounds, None, load, alive)
     some = min(num, 4)  # whether others are beside those does not change what one loses
     part = load.share(1, 120 * some, is_read=candidate.is_ours)
     scale = num / some

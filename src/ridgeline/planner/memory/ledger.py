@@ -15,7 +15,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from ridgeline.model.cost.format_bytes import Storage
-from ridgeline.model.cost.kv_plan import KEPT_PART
+from ridgeline.model.cost.kv_capacity import KEPT_PART
 from ridgeline.model.cost.shapes import GROUPS, LayerCache, Matrix, ModelShape, check_ranks
 
 _GIB = 1 << 30

@@ -26,9 +26,9 @@ from ridgeline.model.files.gguf.parts import read_gguf_parts
 from ridgeline.model.files.quantized import without_quantization
 from ridgeline.model.files.summary import summarise
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor, refuse_pointer
-from ridgeline.model.hub.find import NotPulledError, find_model, home_expanded
 from ridgeline.model.hub.library import hub_names
-from ridgeline.model.hub.places import Stores
+from ridgeline.model.hub.local_models import ModelStores
+from ridgeline.model.hub.search import NotPulledError, find_model, home_expanded
 from ridgeline.model.hub.short_names import packaged
 from ridgeline.model.shape.model import Experts, ModelArch
 from ridgeline.model.shape.recurrent import Delta
@@ -99,7 +99,7 @@ class ModelSpec:
             return str(error)
 
 
-def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> ModelSpec:
+def read_model_spec(model: str | Path | Mapping[str, Any], stores: ModelStores) -> ModelSpec:
     """Return what a model is.
 
     Args:
@@ -130,7 +130,9 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> ModelSp
 
 def _of_the_hub(model: str) -> ModelSpec:
     """Return a model that is not here, from its outline. Raises ValueError if that is not there."""
-    from ridgeline.model.hub.outline import outline  # here: a plan of a file needs no network
+    from ridgeline.model.hub.remote_metadata import (
+        outline,  # here: a plan of a file needs no network
+    )
 
     names = () if packaged(model) else hub_names(model)
     if not names:
@@ -156,9 +158,9 @@ def _of_files(path: Path, name: str) -> ModelSpec:
 
 def _of_directory(path: Path, name: str) -> ModelSpec:
     """Return a model that the engine does not run, with the sizes of its files' headers."""
-    subject = _of_json(path / "config.json", name=name)
-    sizes = sizes_of_directory(path, len(subject.shape.layers))
-    return replace(subject, stored=sizes or None)
+    spec = _of_json(path / "config.json", name=name)
+    sizes = sizes_of_directory(path, len(spec.shape.layers))
+    return replace(spec, stored=sizes or None)
 
 
 def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> ModelSpec:
@@ -211,10 +213,10 @@ def _of_config(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
 def _of_checkpoint(name: str, checkpoint: Checkpoint) -> ModelSpec:
     stored = stored_by_group(checkpoint.arch, checkpoint.tensors)
     if checkpoint.quantization:  # which its config says, but no type of tensors
-        subject = _of_json(checkpoint.path / "config.json", name=name)
+        spec = _of_json(checkpoint.path / "config.json", name=name)
         stands = shape_of_arch(checkpoint.arch, name)  # the head too, whatever the config says
-        shape = replace(subject.shape, is_tied=stands.is_tied, end=stands.end)
-        return replace(subject, shape=shape, checkpoint=checkpoint, stored=stored)
+        shape = replace(spec.shape, is_tied=stands.is_tied, end=stands.end)
+        return replace(spec, shape=shape, checkpoint=checkpoint, stored=stored)
     summary = summarise(checkpoint)
     main = next(iter(summary.formats))
     linear = FORMATS.get(main.lower(), FORMATS["f16"])

@@ -58,7 +58,7 @@ def on_gpu(engine: EngineOverheads, arch: ModelArch | None) -> EngineOverheads:
 
 
 def gpu_setup(
-    subject: ModelSpec, flags: PlanFlags, engine: EngineOverheads, num_ranks: int = 1
+    spec: ModelSpec, flags: PlanFlags, engine: EngineOverheads, num_ranks: int = 1
 ) -> Setup:
     """Return the setup that the cuda backend would run with.
 
@@ -70,9 +70,9 @@ def gpu_setup(
             f"--pipeline-parallel-size {stages}: the cuda backend has no stages: use "
             f"--tensor-parallel-size"
         )
-    longest = flags.context or subject.shape.max_position
-    setup = _wanted(subject, subject.arch, flags, engine, longest)
-    return cuda.settle(replace(setup, tensor_parallel_size=num_ranks), subject.arch)
+    longest = flags.context or spec.shape.max_position
+    setup = _wanted(spec, spec.arch, flags, engine, longest)
+    return cuda.settle(replace(setup, tensor_parallel_size=num_ranks), spec.arch)
 
 
 def gpu_formats() -> Mapping[str, float]:
@@ -88,36 +88,36 @@ def gpu_storage(setup: Setup) -> Storage:
 
 
 def known_on_gpu(
-    subject: ModelSpec, flags: PlanFlags, engine: EngineOverheads, num_ranks: int
+    spec: ModelSpec, flags: PlanFlags, engine: EngineOverheads, num_ranks: int
 ) -> Known:
     """Return what the cuda backend says of one of several ranks of a model.
 
     Of a model that our engine does not run it is what the file says. Raises ValueError as
     ``gpu_setup`` does.
     """
-    setup = gpu_setup(subject, flags, engine, num_ranks)
-    arch, checkpoint = subject.arch, subject.checkpoint
+    setup = gpu_setup(spec, flags, engine, num_ranks)
+    arch, checkpoint = spec.arch, spec.checkpoint
     if arch is None:
-        return known_of_file(subject, flags)
+        return known_of_file(spec, flags)
     weights = (
         cuda.expected_bytes(arch, setup)
         if checkpoint is None
         else cuda.packed_bytes(checkpoint, setup)
     )
-    known = _known(subject, weights, setup, cuda.footprint(arch, setup))
+    known = _known(spec, weights, setup, cuda.footprint(arch, setup))
     return replace(known, num_ranks=num_ranks)
 
 
-def known_on_cpu(subject: ModelSpec, flags: PlanFlags, setting: Setting) -> Known:
+def known_on_cpu(spec: ModelSpec, flags: PlanFlags, setting: Setting) -> Known:
     """Return what the backend says that would run a model on processors.
 
     Of a model whose file is not here it is what is known of the file. Raises ValueError if no
     backend can run it so.
     """
-    checkpoint = subject.checkpoint
+    checkpoint = spec.checkpoint
     if checkpoint is None:
-        return known_of_file(subject, flags)
-    wanted = _wanted(subject, checkpoint.arch, flags, setting.engine, setting.context)
+        return known_of_file(spec, flags)
+    wanted = _wanted(spec, checkpoint.arch, flags, setting.engine, setting.context)
     problems: list[ValueError] = []
     for backend in (BACKENDS[name] for name in _OF_PROCESSORS):
         try:
@@ -126,18 +126,18 @@ def known_on_cpu(subject: ModelSpec, flags: PlanFlags, setting: Setting) -> Know
         except ValueError as problem:
             problems.append(problem)
             continue
-        return _known(subject, backend.packed_bytes(checkpoint, setup), setup, footprint)
+        return _known(spec, backend.packed_bytes(checkpoint, setup), setup, footprint)
     raise problems[0]
 
 
-def known_of_file(subject: ModelSpec, flags: PlanFlags) -> Known:
+def known_of_file(spec: ModelSpec, flags: PlanFlags) -> Known:
     """Return what the file says of its weights, if they are to be as it has them."""
-    stored = subject.stored if flags.dtype == AUTO else None
-    return Known(weights=stored, weights_how=FROM_FILE, adapters=_adapter_line(subject))
+    stored = spec.stored if flags.dtype == AUTO else None
+    return Known(weights=stored, weights_how=FROM_FILE, adapters=_adapter_line(spec))
 
 
 def _wanted(
-    subject: ModelSpec, arch: ModelArch | None, flags: PlanFlags, engine: EngineOverheads,
+    spec: ModelSpec, arch: ModelArch | None, flags: PlanFlags, engine: EngineOverheads,
     longest: int,
 ) -> Setup:  # fmt: skip
     batched = flags.max_num_batched_tokens or engine.max_num_batched_tokens
@@ -149,13 +149,13 @@ def _wanted(
         max_model_len=longest,
         max_num_seqs=min(engine.max_num_seqs, batched),
         max_num_batched_tokens=batched,
-        max_lora_rank=subject.adapters.rank,
+        max_lora_rank=spec.adapters.rank,
         groups=() if arch is None else cache_groups(arch),
     )
 
 
 def _known(
-    subject: ModelSpec, weights: Mapping[str, int], setup: Setup, footprint: Footprint
+    spec: ModelSpec, weights: Mapping[str, int], setup: Setup, footprint: Footprint
 ) -> Known:
     return Known(
         weights=weights,
@@ -164,10 +164,10 @@ def _known(
         state_bytes_per_seq=footprint.state_bytes_per_seq,
         step_bytes=footprint.step_bytes,
         windows=tuple(group.window for group in setup.groups),
-        adapters=_adapter_line(subject),
+        adapters=_adapter_line(spec),
     )
 
 
-def _adapter_line(subject: ModelSpec) -> Line | None:
-    room = subject.adapters
+def _adapter_line(spec: ModelSpec) -> Line | None:
+    room = spec.adapters
     return Line("adapters", room.num_bytes, room.how) if room.num_bytes else None

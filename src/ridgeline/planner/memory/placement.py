@@ -90,11 +90,11 @@ class Placement:
         return self.setting.tp * self.setting.pp
 
 
-def place(subject: ModelSpec, device: Device, flags: PlanFlags, *, default_ranks: str) -> Placement:
+def place(spec: ModelSpec, device: Device, flags: PlanFlags, *, default_ranks: str) -> Placement:
     """Return the model on a device, divided as wished.
 
     Args:
-        subject: the model.
+        spec: the model.
         device: what to put it on.
         flags: the flags.
         default_ranks: "1" or "auto": what holds where they leave tensor parallelism open.
@@ -103,15 +103,15 @@ def place(subject: ModelSpec, device: Device, flags: PlanFlags, *, default_ranks
         ValueError: a flag contradicts the device, the model or another flag, or the size of the
             model's weights is not known.
     """
-    unknown = subject.shape.not_counted
-    if unknown and subject.stored is None and flags.weights_memory is None:
+    unknown = spec.shape.not_counted
+    if unknown and spec.stored is None and flags.weights_memory is None:
         raise ValueError(
-            f"{subject.name}: {unknown[0]} describes weights that are not understood: give the "
+            f"{spec.name}: {unknown[0]} describes weights that are not understood: give the "
             f"size of the model's files with --weights-memory"
         )
-    engine = engine_on(subject, device, flags)
-    storage = _storage(subject, flags, device, engine)
-    setting = _setting(subject, device, flags, engine, storage)
+    engine = engine_on(spec, device, flags)
+    storage = _storage(spec, flags, device, engine)
+    setting = _setting(spec, device, flags, engine, storage)
     tp = flags.ranks("tensor_parallel_size", default_ranks)
     pp = flags.ranks("pipeline_parallel_size", "1")
     if device.max_ranks == 1 and (tp or 1) * (pp or 1) > 1:
@@ -120,9 +120,9 @@ def place(subject: ModelSpec, device: Device, flags: PlanFlags, *, default_ranks
         )
     if is_on_gpu(engine, device):
         pp = 1
-    _check_formats(subject, device, flags, engine)
-    ledger_of = _ledger_of(subject, device, flags, setting, storage)
-    setting = _divide(subject, device, ledger_of, setting, tp, pp)
+    _check_formats(spec, device, flags, engine)
+    ledger_of = _ledger_of(spec, device, flags, setting, storage)
+    setting = _divide(spec, device, ledger_of, setting, tp, pp)
     ledger = ledger_of(setting)
     longest = max_context(ledger_of, setting)
     return Placement(
@@ -131,32 +131,32 @@ def place(subject: ModelSpec, device: Device, flags: PlanFlags, *, default_ranks
         ledger=ledger,
         whole=ledger_of(replace(setting, tp=1, pp=1)),
         storage=storage,
-        max_context=_bounded(longest, subject.shape.max_position),
+        max_context=_bounded(longest, spec.shape.max_position),
         max_concurrency=max_concurrency(ledger_of, setting),
         would_help=()
         if ledger.fits
-        else tuple(_helps(subject, device, flags, ledger_of, setting, storage)),
+        else tuple(_helps(spec, device, flags, ledger_of, setting, storage)),
     )
 
 
-def engine_on(subject: ModelSpec, device: Device, flags: PlanFlags) -> EngineOverheads:
+def engine_on(spec: ModelSpec, device: Device, flags: PlanFlags) -> EngineOverheads:
     """Return the engine whose rules apply on a device: the one asked for, or the usual one.
 
     On this machine's GPU the usual one is ours if the GPU has passed its checks and the model runs
     there.
     """
     name = flags.engine or _USUAL_ENGINES.get(device.kind, "vllm")
-    runs_here = device.has_passed and subject.arch is not None
-    if flags.engine is None and runs_here and not refusal(subject, device, flags):
+    runs_here = device.has_passed and spec.arch is not None
+    if flags.engine is None and runs_here and not refusal(spec, device, flags):
         name = OWN
     engine = ENGINES[name]
     engine = replace(engine, max_num_seqs=flags.max_num_seqs or engine.max_num_seqs)
-    if name == OWN and any(one.cache.state_values for one in subject.shape.layers):
+    if name == OWN and any(one.cache.state_values for one in spec.shape.layers):
         engine = replace(engine, frees_windows=False)
-    return on_gpu(engine, subject.arch) if is_on_gpu(engine, device) else engine
+    return on_gpu(engine, spec.arch) if is_on_gpu(engine, device) else engine
 
 
-def refusal(subject: ModelSpec, device: Device, flags: PlanFlags) -> str | None:
+def refusal(spec: ModelSpec, device: Device, flags: PlanFlags) -> str | None:
     """Return why our engine would not run a model on a GPU as wished; None where it would.
 
     Of other devices nothing is known to be refused.
@@ -164,7 +164,7 @@ def refusal(subject: ModelSpec, device: Device, flags: PlanFlags) -> str | None:
     if not computes_on(device):
         return None
     try:
-        gpu_setup(subject, flags, ENGINES[OWN])
+        gpu_setup(spec, flags, ENGINES[OWN])
     except ValueError as error:
         return str(error)
     return None
@@ -182,10 +182,10 @@ def cannot_compute(device: Device, form: str) -> bool:
 
 
 def _check_formats(
-    subject: ModelSpec, device: Device, flags: PlanFlags, engine: EngineOverheads
+    spec: ModelSpec, device: Device, flags: PlanFlags, engine: EngineOverheads
 ) -> None:
     """Raise ValueError for a format that a model which runs on processors has not there."""
-    if subject.checkpoint is None or device.kind != "cpu":
+    if spec.checkpoint is None or device.kind != "cpu":
         return
     if flags.dtype not in (AUTO, *_OUR_DTYPES):
         raise ValueError(f"--dtype {flags.dtype}: this engine computes in {', '.join(_OUR_DTYPES)}")
@@ -195,15 +195,13 @@ def _check_formats(
         )
 
 
-def _storage(
-    subject: ModelSpec, flags: PlanFlags, device: Device, engine: EngineOverheads
-) -> Storage:
+def _storage(spec: ModelSpec, flags: PlanFlags, device: Device, engine: EngineOverheads) -> Storage:
     if is_on_gpu(engine, device):
-        return gpu_storage(gpu_setup(subject, flags, engine))
-    storage = subject.storage
+        return gpu_storage(gpu_setup(spec, flags, engine))
+    storage = spec.storage
     if flags.dtype != AUTO:
-        storage = storage_of_dtype(flags.dtype, subject.shape)
-        kept = (*storage.kept.names, *subject.storage.kept.names)
+        storage = storage_of_dtype(flags.dtype, spec.shape)
+        kept = (*storage.kept.names, *spec.storage.kept.names)
         storage = replace(storage, kept=Modules(tuple(dict.fromkeys(kept))))
     if cannot_compute(device, "bf16"):  # the other format of 16 bits is as large
         plain, linear = (
@@ -214,11 +212,11 @@ def _storage(
 
 
 def _setting(
-    subject: ModelSpec, device: Device, flags: PlanFlags, engine: EngineOverheads, storage: Storage
+    spec: ModelSpec, device: Device, flags: PlanFlags, engine: EngineOverheads, storage: Storage
 ) -> Setting:
     kv_dtype = flags.kv_cache_dtype
     if is_on_gpu(engine, device):
-        kv_dtype = gpu_setup(subject, flags, engine).kv_cache_dtype
+        kv_dtype = gpu_setup(spec, flags, engine).kv_cache_dtype
     elif kv_dtype == AUTO and engine.name == OWN:
         kv_dtype = own_kv_dtype(AUTO if flags.dtype == AUTO else format_named(flags.dtype).name)
     elif kv_dtype == AUTO:
@@ -226,7 +224,7 @@ def _setting(
     if kv_dtype == "int8-int4" and engine.name != OWN:
         ours = "" if computes_on(device) else f", or --engine {OWN}"
         raise ValueError(f"--kv-cache-dtype int8-int4: {engine.name} has none; give fp8{ours}")
-    max_position = subject.shape.max_position
+    max_position = spec.shape.max_position
     if flags.context and max_position and flags.context > max_position:
         raise ValueError(
             f"--context {flags.context} is more than the {max_position} tokens that the model was "
@@ -249,7 +247,7 @@ def _setting(
 
 
 def _ledger_of(
-    subject: ModelSpec, device: Device, flags: PlanFlags, setting: Setting, storage: Storage
+    spec: ModelSpec, device: Device, flags: PlanFlags, setting: Setting, storage: Storage
 ) -> LedgerOf:
     """Return what makes the ledger of a load and a division.
 
@@ -261,20 +259,20 @@ def _ledger_of(
     @cache
     def known_of(num_ranks: int) -> Known:
         if is_by_rank:
-            return known_on_gpu(subject, flags, setting.engine, num_ranks)
+            return known_on_gpu(spec, flags, setting.engine, num_ranks)
         if setting.engine.name == OWN and device.kind == "cpu":
-            return known_on_cpu(subject, flags, setting)
-        return known_of_file(subject, flags)
+            return known_on_cpu(spec, flags, setting)
+        return known_of_file(spec, flags)
 
     def ledger_of(asked: Setting) -> Ledger:
         known = known_of(asked.tp if is_by_rank else 1)
-        return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
+        return make_ledger(spec.shape, storage, known, device.usable_bytes, asked)
 
     return ledger_of
 
 
 def _divide(
-    subject: ModelSpec, device: Device, ledger_of: LedgerOf, setting: Setting,
+    spec: ModelSpec, device: Device, ledger_of: LedgerOf, setting: Setting,
     tp: int | None, pp: int | None,
 ) -> Setting:  # fmt: skip
     """Return the setting with both sizes chosen: the fewest devices on which it fits.
@@ -282,10 +280,10 @@ def _divide(
     Where it fits on none, it is left on one.
     """
     if tp is not None and pp is not None:
-        check_division(subject.shape, tp, pp)
+        check_division(spec.shape, tp, pp)
         return replace(setting, tp=tp, pp=pp)
     most_ranks = min(_MOST_RANKS, device.max_ranks)
-    for stages in [pp] if pp is not None else _powers(min(most_ranks, len(subject.shape.layers))):
+    for stages in [pp] if pp is not None else _powers(min(most_ranks, len(spec.shape.layers))):
         asked = replace(setting, pp=stages)
         if tp is not None:
             asked = replace(asked, tp=tp)
@@ -304,22 +302,22 @@ def _powers(most: int) -> Iterator[int]:
 
 
 def _helps(
-    subject: ModelSpec, device: Device, flags: PlanFlags, ledger_of: LedgerOf, setting: Setting,
+    spec: ModelSpec, device: Device, flags: PlanFlags, ledger_of: LedgerOf, setting: Setting,
     storage: Storage,
 ) -> Iterator[str]:  # fmt: skip
     """Yield flags, each of which alone would make it fit."""
 
     def in_format(name: str) -> Ledger:
-        candidate = storage_of_dtype(name, subject.shape)
-        beside = Known(adapters=known_of_file(subject, flags).adapters)
-        return make_ledger(subject.shape, candidate, beside, device.usable_bytes, setting)
+        candidate = storage_of_dtype(name, spec.shape)
+        beside = Known(adapters=known_of_file(spec, flags).adapters)
+        return make_ledger(spec.shape, candidate, beside, device.usable_bytes, setting)
 
     def in_gpu_format(name: str) -> Ledger:
         other = replace(flags, dtype=name)
-        candidate = _storage(subject, other, device, setting.engine)
-        asked = _setting(subject, device, other, setting.engine, candidate)
+        candidate = _storage(spec, other, device, setting.engine)
+        asked = _setting(spec, device, other, setting.engine, candidate)
         asked = replace(asked, tp=setting.tp, pp=setting.pp)
-        return _ledger_of(subject, device, other, asked, candidate)(asked)
+        return _ledger_of(spec, device, other, asked, candidate)(asked)
 
     most_ranks = min(_MOST_RANKS, device.max_ranks)
     ranks = smallest_tp(ledger_of, replace(setting, tp=1), most_ranks)

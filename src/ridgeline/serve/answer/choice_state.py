@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from ridgeline.core.decoding.text import HeldEntries
 from ridgeline.core.step import TokenLogprobs
 from ridgeline.text.messages.call_bounds import CALL_BOUNDS
-from ridgeline.text.messages.calls import Piece
 from ridgeline.text.messages.message import AnswerReader
+from ridgeline.text.messages.tool_calls import MessageDelta
 
 if TYPE_CHECKING:  # imported only where a server has rules
-    from ridgeline.trust.rules.choice import RuledChoice
+    from ridgeline.trust.rules.choice import FilteredChoice
 
 FILTERED = "content_filter"  # how an answer ended that a rule has ended
 
@@ -24,8 +24,8 @@ class ChoiceState:
 
     index: int
     reader: AnswerReader
-    ruled: RuledChoice | None = None  # what releases its pieces, if there are rules
-    pieces: list[Piece] = field(default_factory=list)
+    ruled: FilteredChoice | None = None  # what releases its pieces, if there are rules
+    pieces: list[MessageDelta] = field(default_factory=list)
     logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
     held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
     num_tokens: int = 0
@@ -38,7 +38,7 @@ class ChoiceState:
     offset: int = 0  # characters of the tokens shown, for ``text_offset``
     decode: Callable[[int], str] | None = None
     token_ids: list[int] | None = None  # where they are asked for: those not shown yet
-    kept: list[Piece] | None = None  # all that was shown, if that is kept
+    kept: list[MessageDelta] | None = None  # all that was shown, if that is kept
     has_prompt_ids: bool = False  # a chunk had those of the prompt
 
     @property
@@ -53,11 +53,11 @@ class ChoiceState:
 
     def refuse(self, says: str) -> ChoiceState:
         """End it, as a rule says; return itself."""
-        self.pieces += [Piece("refusal", says)] if says else []
+        self.pieces += [MessageDelta("refusal", says)] if says else []
         self.finish_reason, self.stop_reason = FILTERED, None
         return self
 
-    def show(self) -> list[Piece]:
+    def show(self) -> list[MessageDelta]:
         """Return the pieces that are shown now, and then count as shown."""
         pieces, self.pieces = self.pieces, []
         if self.kept is not None:

@@ -201,12 +201,12 @@ class OpenAiWriter:
             closing["metrics"] = self._answers.timings()
         if self._body.timings_per_token:
             closing["timings"] = self._answers.pace()
-        if witness := self._answers.witness:
+        if receipt_recorder := self._answers.receipt_recorder:
             chosen = self._answers.chosen
             texts = {f"choices[{one.index}].text": one.kept_text for one in chosen}
             if isinstance(self._body, ChatRequest):
-                texts = witness.messages("choices[{}].message.", chosen)
-            closing["receipt"] = witness.receipt(texts)
+                texts = receipt_recorder.messages("choices[{}].message.", chosen)
+            closing["receipt"] = receipt_recorder.receipt(texts)
         if self._body.verbose:
             closing["__verbose"] = {"prompt": self._answers.prompt_text()}
         return closing

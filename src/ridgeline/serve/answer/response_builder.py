@@ -39,13 +39,13 @@ from ridgeline.serve.engine.request_stream import (
     StreamError,
     StreamEvent,
 )
-from ridgeline.text.messages.calls import Piece
 from ridgeline.text.messages.message import AnswerReader, MessageForm
+from ridgeline.text.messages.tool_calls import MessageDelta
 
 if TYPE_CHECKING:  # imported only where a receipt is asked for, or a server has rules
-    from ridgeline.trust.receipts.notary import Witness
-    from ridgeline.trust.rules.book import RequestRules
-    from ridgeline.trust.rules.choice import RuledChoice
+    from ridgeline.trust.receipts.receipt_signer import ReceiptRecorder
+    from ridgeline.trust.rules.choice import FilteredChoice
+    from ridgeline.trust.rules.policy_file import RequestPolicy
     from ridgeline.trust.text_rules.answer import BegunText
 
 Choice = dict[str, Any]
@@ -64,7 +64,7 @@ class ResponseBuilder:
         form: MessageForm | None = None,
         *,
         room: int | None = None,
-        rules: RequestRules | None = None,
+        rules: RequestPolicy | None = None,
         is_constrained: bool = False,
     ) -> None:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one.
@@ -92,7 +92,9 @@ class ResponseBuilder:
         for answer in self.choices if rules else ():
             answer.ruled = self._ruled(answer.index // stream.params.num_answers, is_constrained)
         self.chosen = self.choices  # those that are shown
-        self.witness: Witness | None = None  # states at the end what the answer is, if asked to
+        self.receipt_recorder: ReceiptRecorder | None = (
+            None  # states at the end what the answer is, if asked to
+        )
         self._requests: dict[int, Request] = {}  # by prompt
         self._digest: bytes | None = None  # of the request, for ids
         self.records: list[RequestRecord] = []
@@ -114,8 +116,8 @@ class ResponseBuilder:
     def take(self, event: StreamEvent) -> ChoiceState | None:
         """Take an event; return the answer that it belongs to, if any. Raises StreamError."""
         index, payload = event
-        if self.witness:
-            self.witness.take(event)
+        if self.receipt_recorder:
+            self.receipt_recorder.take(event)
         if isinstance(payload, Request):
             self._requests[index] = payload
             return None
@@ -198,8 +200,8 @@ class ResponseBuilder:
 
     # --- under rules ---------------------------------------------------------------------------
 
-    def _ruled(self, prompt: int, is_constrained: bool) -> RuledChoice | None:
-        from ridgeline.trust.rules.choice import RuledChoice  # only where there are rules
+    def _ruled(self, prompt: int, is_constrained: bool) -> FilteredChoice | None:
+        from ridgeline.trust.rules.choice import FilteredChoice  # only where there are rules
 
         assert self._rules is not None
         begun = self._begun(prompt)
@@ -209,14 +211,14 @@ class ResponseBuilder:
         if guard is None:
             return None
         if not (self._with_logprobs or self._tells_ids):
-            return RuledChoice(guard, None, None)
+            return FilteredChoice(guard, None, None)
         echoes = self._echo and not self._is_chat
         before = () if echoes else self._stream.prompts[prompt]
         params = self._stream.params
         decode = self._text.tokenizer.new_decoder(before, params.skip_special_tokens)
         token_bytes, begun = self._text.tokenizer.token_bytes, guard_begun if echoes else begun
         tokens = self._rules.new_tokens(token_bytes, decode, begun)
-        return RuledChoice(guard, tokens, self._new_held(prompt))
+        return FilteredChoice(guard, tokens, self._new_held(prompt))
 
     def _begun(self, prompt: int) -> BegunText:
         """Return what the answers to a prompt begin with that go on with a text of its own."""
@@ -229,7 +231,7 @@ class ResponseBuilder:
         return self._begun_by[prompt]
 
     def _let_out(
-        self, answer: ChoiceState, ruled: RuledChoice, pieces: list[Piece], event: Event
+        self, answer: ChoiceState, ruled: FilteredChoice, pieces: list[MessageDelta], event: Event
     ) -> list[TokenLogprobs]:
         """Add what the rules let out, and return the tokens whose text that is."""
         stopped_by = self._stopped_by(event.stop_reason)
@@ -271,10 +273,10 @@ class ResponseBuilder:
         entries: list[TokenLogprobs | int] = []
         if isinstance(self._body, ChatRequest):
             last = self._body.messages[-1]
-            echoed = [Piece("content", last.text)] if last.role == "assistant" else []
+            echoed = [MessageDelta("content", last.text)] if last.role == "assistant" else []
         else:
             prompt = self._stream.prompts[index]
-            echoed = [Piece("content", self._text.tokenizer.decode(prompt))]
+            echoed = [MessageDelta("content", self._text.tokenizer.decode(prompt))]
             ranked = self._requests[index].prompt_logprobs if self._with_logprobs else {}
             entries = [ranked.get(i, token) for i, token in enumerate(prompt)]
         if answer.ruled:
@@ -370,7 +372,7 @@ class ResponseBuilder:
         return said
 
     def _told_of_prompt(
-        self, rules: RequestRules, entries: list[TokenLogprobs | int]
+        self, rules: RequestPolicy, entries: list[TokenLogprobs | int]
     ) -> list[TokenLogprobs | int]:
         """Return what may be told of a prompt's tokens; a bare token stands for nothing."""
         tokenizer = self._text.tokenizer
@@ -566,7 +568,7 @@ class ResponseBuilder:
         return promise | times
 
 
-def message_of(pieces: Sequence[Piece], call_id: Callable[[int], str]) -> dict[str, Any]:
+def message_of(pieces: Sequence[MessageDelta], call_id: Callable[[int], str]) -> dict[str, Any]:
     """Return a whole message as OpenAI writes it. Its content is null if it has calls and no text.
 
     ``call_id`` returns the id of a call, from its index.
@@ -590,7 +592,7 @@ def message_of(pieces: Sequence[Piece], call_id: Callable[[int], str]) -> dict[s
     return message
 
 
-def delta_of(piece: Piece, call: int, call_id: Callable[[int], str]) -> dict[str, Any]:
+def delta_of(piece: MessageDelta, call: int, call_id: Callable[[int], str]) -> dict[str, Any]:
     """Return the delta of one piece; ``call`` is the index of the latest call."""
     kind, text = piece
     if kind == "call":

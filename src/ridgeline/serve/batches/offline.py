@@ -14,7 +14,7 @@ from ridgeline.serve.answering import Answering
 from ridgeline.serve.batch_files.journal import Journal
 from ridgeline.serve.batch_files.lines import RequestFile
 from ridgeline.serve.batch_files.run import BatchRun
-from ridgeline.serve.batches.local_client import LocalClient
+from ridgeline.serve.batches.asgi_client import LocalClient
 from ridgeline.serve.http.keys import ANYONE, Keys
 from ridgeline.serve.http.options import ServeOptions
 

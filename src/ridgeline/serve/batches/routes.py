@@ -23,7 +23,7 @@ from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.protocol import Metadata
 from ridgeline.serve.batch_files.lines import URLS
 from ridgeline.serve.batch_files.store import OwnerFiles, StoredBatch, StoredFile
-from ridgeline.serve.batches.background import Batches
+from ridgeline.serve.batches.runner import Batches
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.gate import UPLOADS, too_long

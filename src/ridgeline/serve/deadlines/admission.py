@@ -35,7 +35,7 @@ from ridgeline.foresight.deadline_admission import (
     Lengths,
     PromiseRequest,
 )
-from ridgeline.foresight.promise_margin import PromiseMargin
+from ridgeline.foresight.deadline_margin import PromiseMargin
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS, PredictionMonitor

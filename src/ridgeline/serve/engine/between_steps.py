@@ -16,7 +16,7 @@ from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.turns import in_thread
 
 if TYPE_CHECKING:  # imported only where a server has such files
-    from ridgeline.engine.kv_disk.tier import Tier
+    from ridgeline.engine.kv_disk.cache_tier import Tier
 
 Result = TypeVar("Result")
 

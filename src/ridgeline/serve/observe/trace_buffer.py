@@ -17,11 +17,11 @@ from typing import Any
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.explain.baseline import predictor, usual_steps
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain, overtakers_of
+from ridgeline.foresight.explain.suggestions import MOST_TOKENS
 from ridgeline.foresight.explain.timeline import timeline
-from ridgeline.foresight.explain.what_would_help import MOST_TOKENS
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.foresight.structure import to_json
 from ridgeline.foresight.trace import Json, Recorded
-from ridgeline.foresight.typed import to_json
 from ridgeline.serve.engine.interface import EngineClient
 
 _MAX_BYTES = 16 << 20

@@ -31,7 +31,7 @@ from ridgeline.planner.capacity.pictures import choices_svg
 from ridgeline.planner.catalogue import devices, this_machine
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.ledger import ENGINES
-from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.plan import plan_for
 from ridgeline.serve.dialects.openai.documented import ERRORS
@@ -231,10 +231,10 @@ def _answer(body: PlanRequest, find: Find, kept: _Kept, alive: Alive = lambda: N
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
         asked, plan_flags = body.load(), body.plan_flags()
-        subject = _subject(body, find)
+        spec = _spec(body, find)
         plan = kept.get(body)
         if plan is None:
-            plan = plan_for(subject, plan_flags, bool(body.compare_published), asked, alive=alive)
+            plan = plan_for(spec, plan_flags, bool(body.compare_published), asked, alive=alive)
             if asked is not None:
                 kept.put(body, plan)
         if body.format == "json":
@@ -245,17 +245,17 @@ def _answer(body: PlanRequest, find: Find, kept: _Kept, alive: Alive = lambda: N
     return Response(text, media_type=media)
 
 
-def _subject(body: PlanRequest, find: Find) -> ModelSpec:
+def _spec(body: PlanRequest, find: Find) -> ModelSpec:
     if not isinstance(body.model, dict):
         return find(body.model)
     try:
-        subject = subject_of(body.model, stores())
+        spec = read_model_spec(body.model, stores())
     except ValueError as error:
         raise ApiError(400, str(error), param="model", code="invalid_value") from error
-    if len(subject.shape.layers) > _MOST_LAYERS:
-        message = f"model has {len(subject.shape.layers)} layers: at most {_MOST_LAYERS} here"
+    if len(spec.shape.layers) > _MOST_LAYERS:
+        message = f"model has {len(spec.shape.layers)} layers: at most {_MOST_LAYERS} here"
         raise ApiError(400, message, param="model", code="invalid_value")
-    return subject
+    return spec
 
 
 def _refusal(message: str) -> ApiError:
@@ -269,9 +269,9 @@ def _refusal(message: str) -> ApiError:
 
 def _svg(plan: Plan) -> tuple[str, str]:
     if plan.load is not None:
-        title = f"Choices for {plan.subject.name}"
+        title = f"Choices for {plan.spec.name}"
         return choices_svg(title, plan.answer, plan.choices), "image/svg+xml"
-    title = f"Memory of {plan.subject.name} on one device"
+    title = f"Memory of {plan.spec.name} on one device"
     return memory_svg(title, plan.placements), "image/svg+xml"
 
 

@@ -54,7 +54,7 @@ class SchemaError(ValueError):
         self.path = path
 
 
-class Unheld(SchemaError):
+class Unenforceable(SchemaError):
     """A keyword at ``path`` that is understood, or may be, and that no grammar can hold to."""
 
 
@@ -74,17 +74,17 @@ def negated(schema: Any, resolve: Resolve, path: str, depth: int = 0) -> Any:
     if isinstance(schema, bool):
         return not schema
     if not isinstance(schema, Mapping):
-        raise Unheld(path, "a schema must be an object, true or false")
+        raise Unenforceable(path, "a schema must be an object, true or false")
     if depth > _MOST_NESTED:
-        raise Unheld(path, "it is nested too deeply")
+        raise Unenforceable(path, "it is nested too deeply")
     options, lost = list[Any](), ""
     for keyword, value in schema.items():
         try:
             options += _opposites(keyword, value, resolve, f"{path}.{keyword}", depth + 1)
-        except Unheld as error:
+        except Unenforceable as error:
             lost = error.path
     if lost and not options:
-        raise Unheld(lost, "no schema says what does not fit it")
+        raise Unenforceable(lost, "no schema says what does not fit it")
     return {Made.UNSAID: True, "anyOf": options} if options else False
 
 
@@ -119,7 +119,7 @@ def _opposites(
     elif keyword in ("properties", "allOf", "anyOf", "$ref"):
         yield from _of_parts(keyword, value, resolve, path, depth)
     elif keyword in _LOST or keyword in _OPPOSITES:
-        raise Unheld(path, "no schema says what does not fit it")
+        raise Unenforceable(path, "no schema says what does not fit it")
 
 
 def _of_parts(
@@ -135,7 +135,7 @@ def _of_parts(
         for name, one in pairs:
             try:
                 away = negated(one, resolve, path if name is None else f"{path}.{name}", depth)
-            except Unheld as error:
+            except Unenforceable as error:
                 lost = error.path
                 continue
             if name is None:
@@ -144,7 +144,7 @@ def _of_parts(
                 of_name = {"required": [name], "properties": {name: away}}
                 found.append({Made.UNSAID: True, "type": "object", **of_name})
         if lost and not found:
-            raise Unheld(lost, "no schema says what does not fit it")
+            raise Unenforceable(lost, "no schema says what does not fit it")
         yield from found
 
 
@@ -176,7 +176,7 @@ class Node:
         return Made.UNSAID not in self.keywords
 
 
-class Leaf(NamedTuple):
+class SchemaRef(NamedTuple):
     """A place whose own keywords count.
 
     Attributes:
@@ -188,8 +188,8 @@ class Leaf(NamedTuple):
     scope: tuple[Node, ...] = ()
 
 
-Branch = tuple[Leaf, ...]
-Goal = tuple[Node, ...]
+Alternative = tuple[SchemaRef, ...]
+Subschemas = tuple[Node, ...]
 
 
 class SchemaReader:
@@ -204,10 +204,12 @@ class SchemaReader:
         self.root, self._is_strict, self._at = root, is_strict, at
         self.ignored: dict[str, None] = {}
         self._nodes: dict[Path, Node] = {}
-        self._expanded: dict[Node, list[Branch]] = {}
+        self._expanded: dict[Node, list[Alternative]] = {}
         self._anchors: dict[str, Path] | None = None
         self._num_spent = 0
-        self.is_dead: Callable[[Branch], bool] = lambda branch: False  # set by what knows leaves
+        self.is_dead: Callable[[Alternative], bool] = lambda branch: (
+            False
+        )  # set by what knows leaves
 
     def node(self, path: Path, schema: Any) -> Node:
         """Return the place at a path."""
@@ -255,13 +257,13 @@ class SchemaReader:
 
     # --- what joins and chooses ----------------------------------------------------------------
 
-    def branches(self, goal: Goal) -> list[Branch]:
+    def branches(self, goal: Subschemas) -> list[Alternative]:
         """Return the ways in which a value may fit all places of a goal."""
         return self._joined([self._expand(node, ()) for node in goal])
 
-    def _joined(self, parts: Sequence[list[Branch]]) -> list[Branch]:
+    def _joined(self, parts: Sequence[list[Alternative]]) -> list[Alternative]:
         """Return each way to take one branch of every part."""
-        found: list[Branch] = [()]
+        found: list[Alternative] = [()]
         for part in parts:
             is_choice = len(part) > 1 and len(found) > 1
             self.spend(len(found) * len(part))
@@ -272,7 +274,7 @@ class SchemaReader:
                 raise SchemaError(self._at, "the schema combines too many choices")
         return found
 
-    def _expand(self, node: Node, trail: tuple[Node, ...]) -> list[Branch]:
+    def _expand(self, node: Node, trail: tuple[Node, ...]) -> list[Alternative]:
         if node in trail:
             raise self.wrong(node, "", "it refers to itself, so nothing can be known to fit it")
         if node in self._expanded:
@@ -283,7 +285,7 @@ class SchemaReader:
         if not isinstance(node.schema, Mapping):
             raise self.wrong(node, "", "a schema must be an object, true or false")
         within = (*trail, node)
-        parts: list[list[Branch]] = [[(Leaf(node),)]]
+        parts: list[list[Alternative]] = [[(SchemaRef(node),)]]
         for keyword, join in _JOINS.items():
             if keyword in node.schema:
                 parts += join(self, node, within)
@@ -294,9 +296,9 @@ class SchemaReader:
         return found
 
     @staticmethod
-    def _scoped(node: Node, branch: Branch) -> Branch:
+    def _scoped(node: Node, branch: Alternative) -> Alternative:
         scope = tuple(leaf.node for leaf in branch)
-        return tuple(Leaf(leaf.node, scope) if leaf.node is node else leaf for leaf in branch)
+        return tuple(SchemaRef(leaf.node, scope) if leaf.node is node else leaf for leaf in branch)
 
     def _schemas(self, node: Node, keyword: str) -> list[Node]:
         """Return the places in a keyword's list of schemas."""
@@ -309,21 +311,21 @@ class SchemaReader:
         """Return a place for a schema that is made of others."""
         return self.inner(node, keyword, (number,), schema=schema)
 
-    def _all_of(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+    def _all_of(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         for one in self._schemas(node, "allOf"):
             yield self._expand(one, within)
 
-    def _any_of(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+    def _any_of(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         yield self._any(self._schemas(node, "anyOf"), within)
 
-    def _any(self, nodes: Iterable[Node], within: tuple[Node, ...]) -> list[Branch]:
+    def _any(self, nodes: Iterable[Node], within: tuple[Node, ...]) -> list[Alternative]:
         return list(dict.fromkeys(chain.from_iterable(self._expand(one, within) for one in nodes)))
 
-    def _one_of(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+    def _one_of(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         """Yield the branches of each schema that fit none of the others."""
         nodes = self._schemas(node, "oneOf")
         ways = [self._expand(one, within) for one in nodes]
-        found = list[Branch]()
+        found = list[Alternative]()
         try:
             for i, way in enumerate(ways):
                 parts = [way]
@@ -332,12 +334,12 @@ class SchemaReader:
                         away = self._made(node, "oneOf", j, self._negated(nodes[j]))
                         parts.append(self._expand(away, within))
                 found += self._joined(parts)
-        except Unheld:
+        except Unenforceable:
             self.leave_out(node, "oneOf", "no grammar can tell that only one of these fits")
             found = list(chain.from_iterable(ways))
         yield list(dict.fromkeys(found))
 
-    def _are_apart(self, way: list[Branch], other: list[Branch]) -> bool:
+    def _are_apart(self, way: list[Alternative], other: list[Alternative]) -> bool:
         self.spend(len(way) * len(other))
         return all(self.is_dead(tuple(dict.fromkeys(one + two))) for one in way for two in other)
 
@@ -350,17 +352,17 @@ class SchemaReader:
     def _resolved(self, reference: object) -> Any:
         return self._target(reference, self.node((), self.root)).schema
 
-    def _not(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+    def _not(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         try:
             made = self._negated(self.inner(node, "not", schema=node.keywords["not"]))
-        except Unheld as error:
+        except Unenforceable as error:
             self.leave_out(
                 node, "not", f"no grammar can hold to it: {error.path} cannot be negated"
             )
             return
         yield self._expand(self._made(node, "not", 0, made), within)
 
-    def _if(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+    def _if(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         keywords = node.keywords
         if "then" not in keywords and "else" not in keywords:
             return
@@ -373,11 +375,11 @@ class SchemaReader:
             made = self._negated(self.inner(node, "if", schema=keywords["if"]))
             away = self._expand(self._made(node, "if", 0, made), within)
             found += self._joined([away, parts["else"]])
-        except Unheld:  # what fits both fits in any case
+        except Unenforceable:  # what fits both fits in any case
             found += self._joined([parts["then"], parts["else"]])
         yield list(dict.fromkeys(found))
 
-    def _dependent(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+    def _dependent(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         """Yield, for each name that needs others, what has it not and what has them all."""
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for i, (name, needed) in enumerate(self.names(node, keyword).items()):
@@ -394,7 +396,7 @@ class SchemaReader:
                 absent = self._expand(self._made(node, keyword, 2 * i, without), within)
                 yield absent + self._joined(ways)
 
-    def _listed(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+    def _listed(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         """Yield the values of ``enum`` and ``const`` as branches, if lists or objects are there."""
         for keyword in ("enum", "const"):
             values = values_of(node, keyword)
@@ -408,10 +410,10 @@ class SchemaReader:
             made = [self._made(node, keyword, i, one) for i, one in enumerate(schemas)]
             yield self._any(made, within)
 
-    def _ref(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+    def _ref(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         yield self._expand(self._target(node.keywords["$ref"], node), within)
 
-    def _no_ref(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+    def _no_ref(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         for keyword in ("$dynamicRef", "$recursiveRef"):
             if keyword in node.keywords:
                 self.leave_out(node, keyword, "such references are not followed: use $ref")
@@ -523,7 +525,7 @@ def _anchors_in(schema: Any, path: Path = ()) -> Iterator[tuple[str, Path]]:
             todo += [(value, (*at, i)) for i, value in enumerate(found)]
 
 
-_Join = Callable[[SchemaReader, Node, tuple[Node, ...]], Iterator[list[Branch]]]
+_Join = Callable[[SchemaReader, Node, tuple[Node, ...]], Iterator[list[Alternative]]]
 _JOINS: dict[str, _Join] = {
     "enum": SchemaReader._listed,
     "const": SchemaReader._listed,

@@ -14,7 +14,14 @@ from typing import Any
 
 from ridgeline.text.json_schema import automata, numbers, patterns
 from ridgeline.text.json_schema.charsets import is_written
-from ridgeline.text.json_schema.nodes import Branch, Made, Node, SchemaReader, is_scalar, values_of
+from ridgeline.text.json_schema.nodes import (
+    Alternative,
+    Made,
+    Node,
+    SchemaReader,
+    is_scalar,
+    values_of,
+)
 from ridgeline.text.json_schema.numbers import ANY_NUMBER, Range
 from ridgeline.text.json_schema.patterns import Pattern, PatternError
 
@@ -109,7 +116,7 @@ FORMATS = {
 
 
 @dataclass
-class ObjectShape:
+class ValueConstraints:
     """What a value may be.
 
     Attributes:
@@ -194,9 +201,9 @@ def key_of(value: Any) -> object:
     return numbers.decimal(value)
 
 
-def shape_of(reader: SchemaReader, branch: Branch) -> ObjectShape:
+def shape_of(reader: SchemaReader, branch: Alternative) -> ValueConstraints:
     """Return what the leaves of a branch say. What is not held to is left out."""
-    shape = ObjectShape()
+    shape = ValueConstraints()
     for leaf in branch:
         node = leaf.node
         shape.types &= _types(reader, node)
@@ -221,7 +228,7 @@ def _types(reader: SchemaReader, node: Node) -> frozenset[str]:
     return frozenset("number" if one == "integer" else one for one in names)
 
 
-def _add_lists(shape: ObjectShape, node: Node) -> None:
+def _add_lists(shape: ValueConstraints, node: Node) -> None:
     for keyword in ("enum", "const"):
         values = values_of(node, keyword)
         if values is None or not all(map(is_scalar, values)):
@@ -272,7 +279,7 @@ def _pick(choose: Any, one: Decimal | None, other: Decimal | None) -> Decimal | 
     return choose(known) if known else None
 
 
-def _add_strings(shape: ObjectShape, reader: SchemaReader, node: Node) -> None:
+def _add_strings(shape: ValueConstraints, reader: SchemaReader, node: Node) -> None:
     least, most = reader.count(node, "minLength"), reader.count(node, "maxLength")
     shape.least = max(shape.least, least or 0)
     shape.most = min((x for x in (shape.most, most) if x is not None), default=None)
@@ -307,7 +314,7 @@ def pattern_of(reader: SchemaReader, node: Node) -> Pattern | None:
         return None
 
 
-def can_have_text(shape: ObjectShape) -> bool:
+def can_have_text(shape: ValueConstraints) -> bool:
     """Return whether there is a string that fits, but for what is listed."""
     if shape.most is not None and shape.least > shape.most:
         return False
@@ -316,7 +323,7 @@ def can_have_text(shape: ObjectShape) -> bool:
     return automata.can_be(shape.pattern, shape.least, shape.most)
 
 
-def string_terminal(shape: ObjectShape, barred: Iterable[str] = ()) -> str:
+def string_terminal(shape: ValueConstraints, barred: Iterable[str] = ()) -> str:
     """Return the terminal of strings that fit and are none of ``barred``, empty for none."""
     if not can_have_text(shape):
         return ""

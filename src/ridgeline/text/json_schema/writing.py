@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from ridgeline.text.json_schema import numbers
 from ridgeline.text.json_schema.charsets import quoted
-from ridgeline.text.json_schema.nodes import Branch, Goal, SchemaError, SchemaReader
-from ridgeline.text.json_schema.plans import ListPlan, ObjectPlan, Planner
-from ridgeline.text.json_schema.shapes import ObjectShape, shape_of, string_terminal
+from ridgeline.text.json_schema.members import ListItems, MemberResolver, ObjectMembers
+from ridgeline.text.json_schema.nodes import Alternative, SchemaError, SchemaReader, Subschemas
+from ridgeline.text.json_schema.shapes import ValueConstraints, shape_of, string_terminal
 
 WHITESPACE = r"[ \n\t]{0,20}"  # without a bound, a small model writes spaces for ever
 _MOST_GOALS = 2_000
@@ -42,8 +42,8 @@ class _Branch(NamedTuple):
 
     terminals: tuple[str, ...]
     by_library: tuple[Mapping[str, Any], ...]  # schemas of numbers that the library reads
-    of_object: ObjectPlan | None
-    of_list: ListPlan | None
+    of_object: ObjectMembers | None
+    of_list: ListItems | None
 
 
 def written(
@@ -79,14 +79,14 @@ def written(
 
 class _Writer:
     def __init__(self, reader: SchemaReader, whitespace: str | None) -> None:
-        self._reader, self._planner = reader, Planner(reader)
+        self._reader, self._planner = reader, MemberResolver(reader)
         self._whitespace = whitespace or None
-        self._ways: dict[Goal, list[_Branch]] = {}
+        self._ways: dict[Subschemas, list[_Branch]] = {}
         self._rules: list[str] = []
         self._terminals: dict[str, str] = {}
-        self._fits: set[Goal] = set()  # goals that some value fits
+        self._fits: set[Subschemas] = set()  # goals that some value fits
 
-    def grammar(self, goal: Goal) -> str:
+    def grammar(self, goal: Subschemas) -> str:
         """Return the grammar. Raises SchemaError if nothing fits the goal."""
         self._read_all(goal)
         self._find_fitting()
@@ -113,7 +113,7 @@ class _Writer:
 
     # --- what there is -------------------------------------------------------------------------
 
-    def _read_all(self, first: Goal) -> None:
+    def _read_all(self, first: Subschemas) -> None:
         todo = [first]
         while todo:
             goal = todo.pop()
@@ -125,7 +125,7 @@ class _Writer:
             self._ways[goal] = ways
             todo += reversed([part for way in ways for part in _parts(way)])
 
-    def _way(self, branch: Branch) -> _Branch:
+    def _way(self, branch: Alternative) -> _Branch:
         self._reader.spend(len(branch))
         shape = shape_of(self._reader, branch)
         has_parts = shape.listed is None
@@ -138,7 +138,7 @@ class _Writer:
         return _Branch(terminals, by_library, of_object, of_list)
 
     def _scalars(
-        self, branch: Branch, shape: ObjectShape
+        self, branch: Alternative, shape: ValueConstraints
     ) -> tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]]:
         if shape.listed is not None:
             terminal = numbers.alternatives(map(self._spelled, shape.values()))
@@ -159,7 +159,7 @@ class _Writer:
             found.append(string_terminal(shape))
         return tuple(filter(None, found)), by_library
 
-    def _numbers(self, branch: Branch, shape: ObjectShape) -> numbers.WrittenNumber:
+    def _numbers(self, branch: Alternative, shape: ValueConstraints) -> numbers.WrittenNumber:
         """Return how numbers are written. What cannot be held to is left out."""
         try:
             return numbers.written(shape.numbers)
@@ -185,9 +185,9 @@ class _Writer:
 
     def _find_fitting(self) -> None:
         """Find the goals that some value fits: one whose parts, as far as needed, have such."""
-        needing: dict[Goal, list[tuple[Goal, int]]] = {}
-        lacking: dict[tuple[Goal, int], int] = {}
-        todo = list[Goal]()
+        needing: dict[Subschemas, list[tuple[Subschemas, int]]] = {}
+        lacking: dict[tuple[Subschemas, int], int] = {}
+        todo = list[Subschemas]()
         for goal, ways in self._ways.items():
             for i, needed in enumerate(need for way in ways for need in self._needs(way)):
                 parts = set(needed)
@@ -207,7 +207,7 @@ class _Writer:
                     todo.append(other)
 
     @staticmethod
-    def _needs(way: _Branch) -> Iterator[list[Goal]]:
+    def _needs(way: _Branch) -> Iterator[list[Subschemas]]:
         """Yield, for each kind of value that fits a way, which goals its parts need at least."""
         if way.terminals or way.by_library:
             yield []
@@ -237,7 +237,7 @@ class _Writer:
 
     # --- rules ---------------------------------------------------------------------------------
 
-    def _options(self, goal: Goal) -> Iterator[str]:
+    def _options(self, goal: Subschemas) -> Iterator[str]:
         """Yield what a value may be, as expressions."""
         ways = self._ways[goal]
         terminals = dict.fromkeys(one for way in ways for one in way.terminals)
@@ -266,7 +266,7 @@ class _Writer:
     def _literal(self, text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
 
-    def _object(self, plan: ObjectPlan) -> Iterator[str]:
+    def _object(self, plan: ObjectMembers) -> Iterator[str]:
         members = [
             (f'{self._literal(quoted(one.name))} ":" {self._names[one.goal]}', one.is_required)
             for one in plan.members
@@ -284,7 +284,7 @@ class _Writer:
         if inner is not None:
             yield f'"{{" {inner} "}}"'
 
-    def _list(self, plan: ListPlan) -> Iterator[str]:
+    def _list(self, plan: ListItems) -> Iterator[str]:
         if plan.values:
             texts = [
                 self._terminal(numbers.alternatives([self._spelled(one)])) for one in plan.values
@@ -330,7 +330,7 @@ class _Writer:
         return whole if least else f"({whole})?"
 
 
-def _parts(way: _Branch) -> Iterator[Goal]:
+def _parts(way: _Branch) -> Iterator[Subschemas]:
     if way.of_object is not None:
         yield from (one.goal for one in way.of_object.members)
         yield from (one.goal for one in way.of_object.extras)

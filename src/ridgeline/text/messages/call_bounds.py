@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ridgeline.core.request import Text
-from ridgeline.text.messages.calls import JsonScan
 from ridgeline.text.messages.message import MessageForm, MessageReader
+from ridgeline.text.messages.tool_calls import JsonScan
 
 MAX_CALLS = 16  # of one answer
 REPEATED_CALL, TOO_MANY_CALLS = "repeated_call", "too_many_calls"  # why an answer ended

@@ -1,8 +1,8 @@
 """An assistant's message, read as it is written: its reasoning, its text, its calls of tools.
 
-Text goes in as it becomes final (``decoding.text``), pieces come out. However the text is cut, the
-pieces joined are the same: a streamed message and a whole one are made of them. It knows nothing of
-the wire. Calls in Gemma 4's notation are read here too: see ``messages.quoted_grammar``.
+Text goes in as it becomes final (``core.decoding.text``), pieces come out. However the text is cut,
+the pieces joined are the same: a streamed message and a whole one are made of them. It knows
+nothing of the wire. Calls in Gemma 4's notation are read here too: see ``messages.quoted_grammar``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ridgeline.core.step import Event
-from ridgeline.text.messages.calls import CallReader, JsonCall, JsonScan, Piece, XmlCall, num_held
+from ridgeline.text.messages.tool_calls import (
+    CallReader,
+    JsonCall,
+    JsonScan,
+    MessageDelta,
+    XmlCall,
+    num_held,
+)
 from ridgeline.text.messages.tools import (
     ToolFormat,
     ToolUse,
@@ -36,19 +43,19 @@ class QuotedCall:
         self._open: list[str] = []  # objects and lists that have begun
         self._is_text = self._wants_key = False
 
-    def feed(self, text: str) -> tuple[list[Piece], str]:
+    def feed(self, text: str) -> tuple[list[MessageDelta], str]:
         """Read on; return what became known, and the text that is still to be read."""
         pieces = []
         if self._scan is None and not self._open:
             head = _HEAD.match(text)
             if head is None:
                 return [], text
-            pieces.append(Piece("call", head[1]))
+            pieces.append(MessageDelta("call", head[1]))
             text = text[head.end() :]
             if head[2] == '"':
                 self._scan = JsonScan()
         arguments, text = self._json(text) if self._scan else self._notation(text)
-        return [*pieces, *([Piece("arguments", arguments)] if arguments else [])], text
+        return [*pieces, *([MessageDelta("arguments", arguments)] if arguments else [])], text
 
     def _json(self, text: str) -> tuple[str, str]:
         assert self._scan is not None
@@ -160,7 +167,7 @@ class MessageReader:
         self._space = ""  # read, and shown if more of the same kind follows
         self._strips = False  # white space that begins the next text
         self._call: CallReader | None = None
-        self._pieces: list[Piece] = []
+        self._pieces: list[MessageDelta] = []
         self._read: Callable[[], bool] = self._begin
         if form.is_reasoning:
             self._read, self._strips = self._think, True
@@ -185,7 +192,7 @@ class MessageReader:
         """Characters of the text so far of which nothing is known yet, such as half a marker."""
         return len(self._text) + len(self._space)
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[MessageDelta]:
         """Take more text; return what it adds to the message."""
         self._text += text
         while self._read():
@@ -193,14 +200,14 @@ class MessageReader:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[MessageDelta]:
         """No text will follow: return what was held back. The beginning of a call is dropped."""
         if self._read == self._think:
             self._show("reasoning", self._text)
         elif self._read in (self._begin, self._write):
             self._show("content", self._text)
             if self._space:
-                self._pieces.append(Piece("content", self._space))
+                self._pieces.append(MessageDelta("content", self._space))
         self._text = self._space = ""
         pieces, self._pieces = self._pieces, []
         return pieces
@@ -317,7 +324,7 @@ class MessageReader:
         self._space = text[len(shown) :]
         if shown:
             self._strips = False
-            self._pieces.append(Piece(kind, shown))
+            self._pieces.append(MessageDelta(kind, shown))
 
 
 class AnswerReader:
@@ -337,10 +344,10 @@ class AnswerReader:
         """Characters of the text so far of which nothing is known yet, such as half a marker."""
         return self._reader.num_held if self._reader else 0
 
-    def take(self, event: Event) -> list[Piece]:
+    def take(self, event: Event) -> list[MessageDelta]:
         """Take the next event of the answer; return what it adds to the message."""
         if self._reader is None:
-            return [Piece("content", event.text)] if event.text else []
+            return [MessageDelta("content", event.text)] if event.text else []
         was_reasoning = self._reader.is_reasoning
         pieces = self._reader.feed(event.text)
         is_reasoning = was_reasoning or self._reader.is_reasoning

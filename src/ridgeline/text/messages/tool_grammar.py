@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ridgeline.text.messages.calls import is_text
 from ridgeline.text.messages.message import MessageForm, ReasoningMarkers
 from ridgeline.text.messages.quoted_grammar import Quote, can_be_quoted, quoted_object
+from ridgeline.text.messages.tool_calls import is_text
 from ridgeline.text.messages.tools import (
     BARE,
     FENCE,

@@ -9,11 +9,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from ridgeline.trust.audit.lines import (
+from ridgeline.trust.audit.record_format import (
     HEAD_FILE,
     START,
+    ChainPosition,
     Head,
-    LinePlace,
     data_of,
     digest_of,
     file_name,
@@ -47,7 +47,7 @@ class CheckedLog:
     num_requests: int = 0
     since: str = ""
     until: str = ""
-    head: LinePlace = START
+    head: ChainPosition = START
     log: str = ""
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -138,9 +138,9 @@ class _Checker:
         self._files, self._key, self._wanted = files, key, head
         self._all = files_of(folder)
         self._log = CheckedLog(folder, len(files))
-        self._before: LinePlace | None = None  # the line before, if it could be read
+        self._before: ChainPosition | None = None  # the line before, if it could be read
         self._first: dict[str, Any] | None = None
-        self._removed: list[LinePlace] = []  # ends of what the server has removed
+        self._removed: list[ChainPosition] = []  # ends of what the server has removed
         self._is_changed = False  # the line before, which was said
         self._has_wanted, self._is_running = head is None, False
         self._is_unnamed = False  # lines of an earlier version were there, which name no log
@@ -229,7 +229,7 @@ class _Checker:
 
     def _check_line(self, where: str, line: bytes, fields: dict[str, Any]) -> bool:
         """Check a line behind the one before it; return whether it was changed."""
-        log, place = self._log, LinePlace(fields["seq"], digest_of(line))
+        log, place = self._log, ChainPosition(fields["seq"], digest_of(line))
         is_changed = self._key is not None and not is_signed(line, self._key)
         if is_changed:
             self._fault(f"{where} was changed, or written without the key")
@@ -250,7 +250,7 @@ class _Checker:
             self._take_event(where, fields)
         return is_changed
 
-    def _check_order(self, where: str, before: LinePlace, fields: dict[str, Any]) -> None:
+    def _check_order(self, where: str, before: ChainPosition, fields: dict[str, Any]) -> None:
         num_missing = fields["seq"] - before.seq - 1
         if num_missing > 0:
             lines = "line is" if num_missing == 1 else "lines are"
@@ -276,7 +276,7 @@ class _Checker:
         elif event == "missing":
             self._fault(f"{where}: when the server started, {fields.get('why')}")
         elif event == "removed":
-            self._removed.append(LinePlace(fields.get("last", -1), fields.get("head", "")))
+            self._removed.append(ChainPosition(fields.get("last", -1), fields.get("head", "")))
         elif event == "named":
             self._is_unnamed, log.log = True, log.log or str(fields.get("log"))
         listed = fields.get("servers")
@@ -291,7 +291,7 @@ class _Checker:
         """Check that nothing is missing before the first line but what the server has removed."""
         if self._first is None:
             return
-        before = LinePlace(self._first["seq"] - 1, self._first["before"])
+        before = ChainPosition(self._first["seq"] - 1, self._first["before"])
         if before == START or before in self._removed:
             return
         if before.seq < 0:

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.system.machine import lock_file, write_whole
-from ridgeline.trust.audit.lines import (
+from ridgeline.trust.audit.record_format import (
     HEAD_FILE,
     START,
+    ChainPosition,
     Head,
-    LinePlace,
     data_of,
     digest_of,
     file_name,
@@ -164,7 +164,7 @@ class LogFiles:
                 self._close_file()
             raise
         self._size += len(line)
-        self.end = LinePlace(self.end.seq + 1, digest_of(line))
+        self.end = ChainPosition(self.end.seq + 1, digest_of(line))
 
     def _rotate_if_full(self, now_s: float) -> bool:
         """Begin a new file if there must be one; return whether it was. Raises OSError."""
@@ -234,7 +234,7 @@ class LogFiles:
         self._ended = [EndedFile(file, _last_s(_last_of(file))) for file in files[:-1]]
         if line and in_last is data:
             self._day, self._has_line, self._last_s = line.fields["time"][:10], True, _last_s(line)
-        self.end = LinePlace(line.fields["seq"], digest_of(line.data)) if line else START
+        self.end = ChainPosition(line.fields["seq"], digest_of(line.data)) if line else START
         torn = data[end:]
         if data and not data.endswith(b"\n"):
             self._size += os.write(self._file, b"\n")
@@ -266,7 +266,7 @@ class LogFiles:
             self._write_head(START)
             os.fsync(self._head_file)
 
-    def _write_head(self, place: LinePlace) -> None:
+    def _write_head(self, place: ChainPosition) -> None:
         os.lseek(self._head_file, 0, os.SEEK_SET)
         os.write(self._head_file, written_head(Head(place, self.id), self._key))
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ridgeline.engine.setup.home import default_home
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.trust.audit.files import LogFiles
-from ridgeline.trust.audit.lines import key_of
+from ridgeline.trust.audit.record_format import key_of
 from ridgeline.version import __version__
 
 Fields = dict[str, Any]

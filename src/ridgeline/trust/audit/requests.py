@@ -25,7 +25,7 @@ from ridgeline.serve.http.gate import OPEN_PATHS, Gate, check_operator, client_l
 from ridgeline.trust.audit.log import AuditLog
 
 if TYPE_CHECKING:
-    from ridgeline.trust.rules.book import RequestRules
+    from ridgeline.trust.rules.policy_file import RequestPolicy
 
 _TOLD = (  # of a line of the log, which may have texts as well
     *("id", "key", "trace_id", "method", "path", "status", "rules", "hits", "prompt_tokens"),
@@ -52,7 +52,7 @@ class AuditEntry:
     params: SamplingParams | None = None
     body: BaseModel | None = None
     answers: ResponseBuilder | None = None
-    rules: RequestRules | None = None
+    rules: RequestPolicy | None = None
 
     @property
     def keeps(self) -> str:

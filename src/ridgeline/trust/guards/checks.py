@@ -15,11 +15,11 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event
 from ridgeline.serve.engine.request_stream import Refusal, StreamError, StreamEvent
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.trust.guards.all import Guards
-from ridgeline.trust.guards.choice import Asker
 from ridgeline.trust.guards.guard import GuardFailed, text_of
-from ridgeline.trust.rules.book import FAILED, RequestRules
+from ridgeline.trust.guards.guard_models import Guards
+from ridgeline.trust.guards.verdict import JudgeClient
 from ridgeline.trust.rules.judges import JudgeRule
+from ridgeline.trust.rules.policy_file import FAILED, RequestPolicy
 
 Conversation = Sequence[Mapping[str, Any]]
 _log = logging.getLogger("ridgeline.serve")
@@ -45,19 +45,19 @@ class Checks:
 
     def __init__(
         self,
-        rules: RequestRules,
+        rules: RequestPolicy,
         guards: Guards,
-        asker: Asker,
+        judge_client: JudgeClient,
         conversations: Sequence[Conversation],
         *,
         goes_on: bool = False,
     ) -> None:
-        """Judge by ``rules`` for the sake of ``asker``; each prompt is a conversation.
+        """Judge by ``rules`` for the sake of ``judge_client``; each prompt is a conversation.
 
         An answer that ``goes_on`` with the last message is judged together with it.
         """
         self._goes_on = goes_on
-        self.rules, self._guards, self._asker = rules, guards, asker
+        self.rules, self._guards, self._asker = rules, guards, judge_client
         self._conversations = conversations
         self._answers: dict[tuple[int, int], _Growing] = {}
         judges = rules.key.output_judges
@@ -152,7 +152,7 @@ class Checks:
 
 
 def conversations_of(
-    body: Any, prompts: Sequence[Sequence[int]], decode: Any, rules: RequestRules
+    body: Any, prompts: Sequence[Sequence[int]], decode: Any, rules: RequestPolicy
 ) -> list[Conversation]:
     """Return each prompt of a request as a conversation, as the rules let it be read."""
     if hasattr(body, "messages"):

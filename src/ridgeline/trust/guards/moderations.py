@@ -121,19 +121,19 @@ def add_moderations(app: FastAPI, service: Service) -> None:
 async def _judged(
     service: Service, guard: Guard, request: Request, texts: list[str]
 ) -> list[Verdict]:
-    from ridgeline.trust.guards.choice import Asker
     from ridgeline.trust.guards.guard import GuardFailed
+    from ridgeline.trust.guards.verdict import JudgeClient
 
     state = request.state
     parent = parent_of(request.headers)
-    asker = Asker(
+    judge_client = JudgeClient(
         state.tenant,
         state.request_id,
         service.cache_root(state.tenant),
         state.is_background,
         partial(service.note_end, state.tenant, parent, "moderations", guard.name),
     )
-    asked = (guard.judge([{"role": "user", "content": text}], asker) for text in texts)
+    asked = (guard.judge([{"role": "user", "content": text}], judge_client) for text in texts)
     try:
         verdicts = await asyncio.gather(*asked)
     except GuardFailed as error:

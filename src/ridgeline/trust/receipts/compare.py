@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.trust.receipts.answers.anthropic import as_object
 from ridgeline.trust.receipts.answers.places import STYLES, places_of
 from ridgeline.trust.receipts.answers.shown import ShownAnswer, ShownChoice, ShownRun
@@ -21,7 +21,7 @@ _OF_ANSWERS = ("completion", "total")  # counts that depend on what rules have l
 class Computed(NamedTuple):
     """An answer as it was computed: its pieces, why it ended, and what has stopped it."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[MessageDelta]
     finish: str
     stop: str | int | None
 
@@ -29,7 +29,7 @@ class Computed(NamedTuple):
 Answers = Mapping[tuple[int, int], Computed]  # by prompt, and number of the answer
 
 
-def runs_of(pieces: Sequence[Piece], *, thinks: bool = True) -> list[ShownRun]:
+def runs_of(pieces: Sequence[MessageDelta], *, thinks: bool = True) -> list[ShownRun]:
     """Return what pieces show, as files are read; without thoughts unless it ``thinks``."""
     choice = ShownChoice()
     for kind, text in pieces:

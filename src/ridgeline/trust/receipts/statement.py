@@ -32,9 +32,9 @@ from pydantic import (
 from ridgeline.core.decoding.search import check_search
 from ridgeline.core.engine import changed
 from ridgeline.core.params import SamplingParams
-from ridgeline.foresight.typed import params_from
-from ridgeline.text.messages.calls import Piece
+from ridgeline.foresight.structure import params_from
 from ridgeline.text.messages.message import REASONINGS, MessageForm
+from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.text.messages.tools import Tool, ToolFormat, ToolUse
 from ridgeline.trust.receipts.signing import PAYLOAD_TYPE
 from ridgeline.version import __version__
@@ -357,7 +357,7 @@ def enveloped(payload: bytes, signatures: Sequence[dict[str, str]]) -> dict[str,
     return envelope.model_dump(mode="json", by_alias=True)
 
 
-def texts_of(pieces: Iterable[Piece]) -> dict[str, str]:
+def texts_of(pieces: Iterable[MessageDelta]) -> dict[str, str]:
     """Return the texts of a message, by their places in it."""
     texts = {"content": ""}
     calls, call = 0, ""
@@ -372,7 +372,7 @@ def texts_of(pieces: Iterable[Piece]) -> dict[str, str]:
     return texts
 
 
-def parts_of(pieces: Iterable[Piece]) -> dict[str, str]:
+def parts_of(pieces: Iterable[MessageDelta]) -> dict[str, str]:
     """Return digests of the texts of a message, by their places in it.
 
     Some APIs show text before and after a call apart: then each stands there, too.

@@ -15,8 +15,8 @@ from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.step import Event
 from ridgeline.engine.identity import code_digest, with_adapter
 from ridgeline.engine.llm import LLM
-from ridgeline.text.messages.calls import Piece
 from ridgeline.text.messages.message import AnswerReader
+from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.trust.receipts.compare import Computed
 from ridgeline.trust.receipts.statement import (
     ENGINE,
@@ -184,7 +184,7 @@ class _Answer:
         self._is_ruled = receipt.rules is not None
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
-        self._pieces: list[Piece] = []
+        self._pieces: list[MessageDelta] = []
         self._end_of: tuple[str, str | int | None] = ("", None)
         self.is_settled = False
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from ridgeline.core.decoding.text import HeldEntries
 from ridgeline.core.step import Event, TokenLogprobs
-from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.trust.rules.tokens import Entry, SearchedToken, SearchedTokens
 from ridgeline.trust.text_rules.answer import AnswerGuard
 
 
-class RuledChoice:
+class FilteredChoice:
     """What the rules let out of one choice.
 
     Attributes:
@@ -40,7 +40,7 @@ class RuledChoice:
         """Whether a rule has ended the answer."""
         return self._guard.blocked is not None
 
-    def echo(self, pieces: Sequence[Piece], entries: Sequence[Entry]) -> list[Piece]:
+    def echo(self, pieces: Sequence[MessageDelta], entries: Sequence[Entry]) -> list[MessageDelta]:
         """Return what is shown of a text that the answer begins with, and take its tokens."""
         shown = self._guard.take(pieces, is_over=False)
         if self._tokens is not None and not self._guard.blocked:
@@ -49,8 +49,8 @@ class RuledChoice:
         return shown
 
     def take(
-        self, pieces: Sequence[Piece], event: Event, num_unread: int, stopped_by: str
-    ) -> list[Piece]:
+        self, pieces: Sequence[MessageDelta], event: Event, num_unread: int, stopped_by: str
+    ) -> list[MessageDelta]:
         """Take an event and the pieces read of it; return those that are shown.
 
         ``num_unread`` is how many characters the reader of the message holds back. ``stopped_by``

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.trust.text_rules.escapes import may_escape
 from ridgeline.trust.text_rules.folding import units
 from ridgeline.trust.text_rules.patterns import Hit, Patterns, TextPattern
@@ -217,7 +217,7 @@ class AnswerGuard:
         self.blocked: TextRule | None = None
         self.num_hits = 0
 
-    def completing(self, text: str) -> Piece | None:
+    def completing(self, text: str) -> MessageDelta | None:
         """Return what of a text, if it came now, would complete a match that is forbidden."""
         if self.blocked or self._has_failed or self._kind == "call":
             return None
@@ -225,7 +225,7 @@ class AnswerGuard:
         if kind not in self._texts:
             self._enter(kind)
         num = self._texts[kind].completes(text)
-        return Piece(kind, text[:num]) if num else None
+        return MessageDelta(kind, text[:num]) if num else None
 
     @property
     def num_held(self) -> int:
@@ -233,9 +233,9 @@ class AnswerGuard:
         text = self._texts.get(self._kind)
         return len(text.held) if text and not self.blocked else 0
 
-    def take(self, pieces: Sequence[Piece], *, is_over: bool) -> list[Piece]:
+    def take(self, pieces: Sequence[MessageDelta], *, is_over: bool) -> list[MessageDelta]:
         """Take the next pieces; return what is shown of them. Nothing is after a block."""
-        shown: list[Piece] = []
+        shown: list[MessageDelta] = []
         for piece in pieces:
             if piece.kind != self._kind or piece.kind == "call":
                 self._leave(shown)
@@ -254,7 +254,7 @@ class AnswerGuard:
         begun = self._begun if kind == "content" else NEW
         self._texts[kind] = GuardedText(self._rules, self._note, keeps_form=keeps_form, begun=begun)
 
-    def _leave(self, shown: list[Piece]) -> None:
+    def _leave(self, shown: list[MessageDelta]) -> None:
         if self._kind and self._kind != "call":
             self._show(shown, "", is_end=True)
 
@@ -262,7 +262,7 @@ class AnswerGuard:
         self.num_hits += rule.action != "note"
         self._tell(rule, self._kind)
 
-    def _show(self, shown: list[Piece], text: str, *, is_end: bool) -> None:
+    def _show(self, shown: list[MessageDelta], text: str, *, is_end: bool) -> None:
         """Add what is shown of a text to the pieces that are."""
         if self.blocked:
             return
@@ -276,7 +276,7 @@ class AnswerGuard:
             except Exception:
                 final = self._after_failure(held + text)
         if final:
-            shown.append(Piece(self._kind, final))
+            shown.append(MessageDelta(self._kind, final))
         if guarded.blocked and not self.blocked:
             self._block(guarded.blocked, shown)
 
@@ -290,10 +290,10 @@ class AnswerGuard:
         self.blocked = failed
         return ""
 
-    def _block(self, rule: TextRule, shown: list[Piece]) -> None:
+    def _block(self, rule: TextRule, shown: list[MessageDelta]) -> None:
         self.blocked = rule
         if rule.says:
-            shown.append(Piece("refusal", rule.says))
+            shown.append(MessageDelta("refusal", rule.says))
 
 
 def screened(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.model.files.checkpoint import load_checkpoint
-from ridgeline.model.files.identity import contents as module
-from ridgeline.model.files.identity.contents import Contents
+from ridgeline.model.files.identity import digests as module
+from ridgeline.model.files.identity.digests import FileDigests
 from tests.engine.test_llm import write_model
 
 
@@ -36,8 +36,8 @@ def test_it_is_what_sha256sum_says(tmp_path: Path) -> None:
     one.write_bytes(b"one" * 1000)
     other.write_bytes(b"two")
     digest = hashlib.sha256(b"one" * 1000).hexdigest()
-    assert Contents({"a.gguf": one}).digest(tmp_path / "kept") == digest
-    both = Contents({"b.gguf": other, "a.gguf": one}).digest(tmp_path / "kept")
+    assert FileDigests({"a.gguf": one}).digest(tmp_path / "kept") == digest
+    both = FileDigests({"b.gguf": other, "a.gguf": one}).digest(tmp_path / "kept")
     command = ["sha256sum", "a.gguf", "b.gguf"]
     listed = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout
     assert both == hashlib.sha256(b"".join(sorted(listed.splitlines(keepends=True)))).hexdigest()
@@ -47,8 +47,8 @@ def test_files_are_read_once_and_again_when_they_change(tmp_path: Path, reads: l
     path, kept = tmp_path / "m.gguf", tmp_path / "kept"
     path.write_bytes(b"old")
     written = path.stat()
-    first = Contents({"m": path}).digest(kept)
-    assert Contents({"m": path}).known(kept) == Contents({"m": path}).digest(kept) == first
+    first = FileDigests({"m": path}).digest(kept)
+    assert FileDigests({"m": path}).known(kept) == FileDigests({"m": path}).digest(kept) == first
     assert reads == ["m.gguf"]
     while path.stat().st_ctime_ns == written.st_ctime_ns:  # the file system's clock ticks
         with path.open("r+b") as file:  # in place, as rsync --inplace does
@@ -58,8 +58,8 @@ def test_files_are_read_once_and_again_when_they_change(tmp_path: Path, reads: l
     assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
         (written.st_size, written.st_mtime_ns, written.st_ino)
     )
-    assert Contents({"m": path}).known(kept) is None
-    assert Contents({"m": path}).digest(kept) == hashlib.sha256(b"new").hexdigest() != first
+    assert FileDigests({"m": path}).known(kept) is None
+    assert FileDigests({"m": path}).digest(kept) == hashlib.sha256(b"new").hexdigest() != first
     assert reads == ["m.gguf"] * 2
 
 
@@ -67,11 +67,11 @@ def test_files_are_read_once_and_again_when_they_change(tmp_path: Path, reads: l
 def test_a_damaged_record_is_none(tmp_path: Path, reads: list[str], damage: bytes) -> None:
     path, kept = tmp_path / "m.gguf", tmp_path / "kept"
     path.write_bytes(b"content")
-    wanted = Contents({"m": path}).digest(kept)
+    wanted = FileDigests({"m": path}).digest(kept)
     (record,) = kept.iterdir()
     record.write_bytes(damage)
-    assert Contents({"m": path}).digest(kept) == wanted
-    assert Contents({"m": path}).known(kept) == wanted  # it was made anew
+    assert FileDigests({"m": path}).digest(kept) == wanted
+    assert FileDigests({"m": path}).known(kept) == wanted  # it was made anew
     assert len(reads) == 2
 
 
@@ -79,14 +79,14 @@ def test_a_digest_that_was_damaged_in_its_record_is_none(tmp_path: Path, reads: 
     """It would be in the names of what was packed, and in receipts."""
     path, kept = tmp_path / "m.gguf", tmp_path / "kept"
     path.write_bytes(b"content")
-    wanted = Contents({"m": path}).digest(kept)
+    wanted = FileDigests({"m": path}).digest(kept)
     (record,) = kept.iterdir()
     content, place = record.read_bytes(), record.read_bytes().index(wanted.encode())
     for at in (place, place + 63):
         other = content[:at] + (b"0" if content[at : at + 1] != b"0" else b"1") + content[at + 1 :]
         record.write_bytes(other)
-        assert Contents({"m": path}).known(kept) is None
-        assert Contents({"m": path}).digest(kept) == wanted
+        assert FileDigests({"m": path}).known(kept) is None
+        assert FileDigests({"m": path}).digest(kept) == wanted
     assert len(reads) == 3
 
 
@@ -95,17 +95,17 @@ def test_where_nothing_can_be_kept_it_is_read_each_time(tmp_path: Path, reads: l
     path = tmp_path / "m.gguf"
     path.write_bytes(b"content")
     for _ in range(2):
-        found = Contents({"m": path}).digest(tmp_path / "kept")
+        found = FileDigests({"m": path}).digest(tmp_path / "kept")
         assert found == hashlib.sha256(b"content").hexdigest()
     assert len(reads) == 2
     with pytest.raises(FileNotFoundError):
-        Contents({"m": tmp_path / "absent"}).digest(tmp_path / "kept")
+        FileDigests({"m": tmp_path / "absent"}).digest(tmp_path / "kept")
 
 
 def test_many_who_ask_at_once_have_it_read_once(tmp_path: Path, reads: list[str]) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"content" * 100_000)
-    contents, found = Contents({"m": path}), list[str]()
+    contents, found = FileDigests({"m": path}), list[str]()
     contents.start(tmp_path / "kept")
     threads = [
         threading.Thread(target=lambda: found.append(contents.digest(tmp_path / "kept")))
@@ -139,7 +139,7 @@ def test_the_system_that_keeps_no_folder_says_nothing(tmp_path: Path) -> None:
     """A thread that takes a digest beside a start must not write into its terminal."""
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from ridgeline.model.files.identity.contents import Contents\n"
+        "from ridgeline.model.files.identity.digests import Contents\n"
         "Contents({'m': Path(sys.argv[1])}).start(Path('/proc/nowhere'))\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "absent")]

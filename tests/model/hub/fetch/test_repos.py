@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from ridgeline.model.files.tensors import ModelFileError
-from ridgeline.model.hub.find import NotPulledError, find_model
-from ridgeline.model.hub.places import Stores
+from ridgeline.model.hub.local_models import ModelStores
 from ridgeline.model.hub.pull import pull
 from ridgeline.model.hub.quantisations import needed_bytes
+from ridgeline.model.hub.search import NotPulledError, find_model
 from tests.model.hub.loopback import COMMIT, Hub, Repo, running_hub
 from tests.waiting import started
 
@@ -42,11 +42,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> Stores:
-    return Stores.of(tmp_path / "home", {}, tmp_path / "user")
+def stores(tmp_path: Path) -> ModelStores:
+    return ModelStores.of(tmp_path / "home", {}, tmp_path / "user")
 
 
-def fetch(model: str, stores: Stores, **options: Any) -> Path:
+def fetch(model: str, stores: ModelStores, **options: Any) -> Path:
     return pull(model, stores, **({"room_bytes": ROOM} | options)).path
 
 
@@ -60,7 +60,7 @@ def quantised(*tags: str) -> Repo:
     )
 
 
-def test_the_best_quantisation_that_fits_is_fetched_and_said(hub: Hub, stores: Stores) -> None:
+def test_the_best_quantisation_that_fits_is_fetched_and_said(hub: Hub, stores: ModelStores) -> None:
     hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M", "Q2_K")
     lines: list[str] = []
     seen: list[tuple[int, int]] = []
@@ -81,7 +81,7 @@ def test_the_best_quantisation_that_fits_is_fetched_and_said(hub: Hub, stores: S
     assert len(hub.asked) == num_asked, "what is here needs no hub"
 
 
-def test_sizes_that_the_hub_leaves_out_are_those_of_the_tree(hub: Hub, stores: Stores) -> None:
+def test_sizes_that_the_hub_leaves_out_are_those_of_the_tree(hub: Hub, stores: ModelStores) -> None:
     hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
     hub.repos["o/n"].files["q2/m-Q2_K.gguf"] = GGUF[:2000]
     hub.repos["o/n"].has_bare_names = True
@@ -99,7 +99,7 @@ def test_sizes_that_the_hub_leaves_out_are_those_of_the_tree(hub: Hub, stores: S
     "model", ["o/n:Q4_K_M", "o/n:q4_k_m", "https://huggingface.co/o/n:m-Q4_K_M.gguf"]
 )
 def test_a_named_quantisation_is_fetched_beside_others(
-    model: str, hub: Hub, stores: Stores
+    model: str, hub: Hub, stores: ModelStores
 ) -> None:
     hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
     first = fetch("o/n", stores)
@@ -112,7 +112,7 @@ def test_a_named_quantisation_is_fetched_beside_others(
         fetch("o/n:Q5_0", stores)
 
 
-def test_a_revision_is_fetched_and_kept_apart(hub: Hub, stores: Stores) -> None:
+def test_a_revision_is_fetched_and_kept_apart(hub: Hub, stores: ModelStores) -> None:
     hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
     old = Repo({"m-Q8_0.gguf": GGUF[::-1], "README.md": b"y"}, commit="0ld" + "1" * 37)
     hub.repos["o/n"].revisions["v1"] = old
@@ -133,7 +133,7 @@ def test_a_revision_is_fetched_and_kept_apart(hub: Hub, stores: Stores) -> None:
         fetch("o/n@v2", stores)
 
 
-def test_a_directory_of_a_revision(hub: Hub, stores: Stores) -> None:
+def test_a_directory_of_a_revision(hub: Hub, stores: ModelStores) -> None:
     hub.repos["o/n"] = Repo({"config.json": b"{}", "model.safetensors": GGUF})
     other = {"config.json": b"{ }", "model.safetensors": GGUF[::-1]}
     hub.repos["o/n"].revisions["v1"] = Repo(other, commit="0ld" + "1" * 37)
@@ -145,14 +145,14 @@ def test_a_directory_of_a_revision(hub: Hub, stores: Stores) -> None:
         find_model("o/n", stores, ROOM)
 
 
-def test_what_does_not_fit_is_not_fetched(hub: Hub, stores: Stores) -> None:
+def test_what_does_not_fit_is_not_fetched(hub: Hub, stores: ModelStores) -> None:
     hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
     with pytest.raises(ValueError, match=r"o/n: the smallest, Q4_K_M, needs about 0\.5 GB"):
         fetch("o/n", stores, room_bytes=1 << 20)
     assert not hub.ranges
 
 
-def test_parts_arrive_together(hub: Hub, stores: Stores) -> None:
+def test_parts_arrive_together(hub: Hub, stores: ModelStores) -> None:
     parts = [f"Q4_0/m-Q4_0-0000{i}-of-00002.gguf" for i in (1, 2)]
     hub.repos["o/n"] = Repo({parts[0]: GGUF, parts[1]: GGUF[::-1], "m-Q8_0.gguf": GGUF})
     path = fetch("o/n:Q4_0", stores)
@@ -165,7 +165,7 @@ def test_parts_arrive_together(hub: Hub, stores: Stores) -> None:
 
 
 def test_a_safetensors_repository_becomes_a_directory_of_what_an_engine_reads(
-    hub: Hub, stores: Stores
+    hub: Hub, stores: ModelStores
 ) -> None:
     wanted = {"config.json": b"{}", "chat_template.jinja": b"", "model-1-of-1.safetensors": GGUF,
               "additional_chat_templates/tool_use.jinja": b""}  # fmt: skip
@@ -179,7 +179,7 @@ def test_a_safetensors_repository_becomes_a_directory_of_what_an_engine_reads(
 
 
 def test_what_safetensors_need_is_said_and_a_gguf_that_fits_is_preferred(
-    hub: Hub, stores: Stores
+    hub: Hub, stores: ModelStores
 ) -> None:
     weights = {"config.json": b"{}", "model.safetensors": GGUF}
     hub.repos["o/n"] = Repo(weights | {"m-Q8_0.gguf": GGUF[:1000]})
@@ -199,7 +199,7 @@ def test_what_safetensors_need_is_said_and_a_gguf_that_fits_is_preferred(
     ]
 
 
-def test_a_missing_shard_is_fetched_again(hub: Hub, stores: Stores) -> None:
+def test_a_missing_shard_is_fetched_again(hub: Hub, stores: ModelStores) -> None:
     weights = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     index = json.dumps({"weight_map": {"a": weights[0], "b": weights[1]}}).encode()
     files = {"config.json": b"{}", "model.safetensors.index.json": index}
@@ -212,7 +212,7 @@ def test_a_missing_shard_is_fetched_again(hub: Hub, stores: Stores) -> None:
     assert tree(path) == {*files, *weights}
 
 
-def test_a_cut_download_goes_on_where_it_stopped(hub: Hub, stores: Stores) -> None:
+def test_a_cut_download_goes_on_where_it_stopped(hub: Hub, stores: ModelStores) -> None:
     hub.repos["o/n"] = quantised("Q8_0")
     hub.cuts = [300_000] + [0] * 6
     with pytest.raises(ValueError, match=r"cannot download .*m-Q8_0\.gguf .*resumes where it"):
@@ -229,7 +229,9 @@ def test_a_cut_download_goes_on_where_it_stopped(hub: Hub, stores: Stores) -> No
 @pytest.mark.parametrize(
     "told", [{"sha256": "0" * 64}, {"size": len(GGUF) + 5}, {"size": 10}], ids=str
 )
-def test_a_hub_that_lies_is_not_believed(told: dict[str, Any], hub: Hub, stores: Stores) -> None:
+def test_a_hub_that_lies_is_not_believed(
+    told: dict[str, Any], hub: Hub, stores: ModelStores
+) -> None:
     hub.repos["o/n"] = quantised("Q8_0")
     hub.repos["o/n"].announced["m-Q8_0.gguf"] = told
     with pytest.raises(ModelFileError, match=r"has another file|that should have"):
@@ -239,7 +241,7 @@ def test_a_hub_that_lies_is_not_believed(told: dict[str, Any], hub: Hub, stores:
 
 @pytest.mark.parametrize("name", ["m-Q8_0.gguf", "config.json"])
 def test_an_answer_without_an_end_is_read_up_to_what_was_announced(
-    name: str, hub: Hub, stores: Stores
+    name: str, hub: Hub, stores: ModelStores
 ) -> None:
     files = {"config.json": b"{}", "model.safetensors": GGUF}
     hub.repos["o/n"] = quantised("Q8_0") if name.endswith("gguf") else Repo(files)
@@ -254,7 +256,7 @@ def test_an_answer_without_an_end_is_read_up_to_what_was_announced(
 
 @pytest.mark.parametrize("sent", [b'{"a":2}', b'{"a":1}   ', b"{}"])
 def test_a_small_file_that_is_not_the_announced_one_is_refused(
-    sent: bytes, hub: Hub, stores: Stores
+    sent: bytes, hub: Hub, stores: ModelStores
 ) -> None:
     files = {"config.json": b'{"a":1}', "tokenizer_config.json": b"", "model.safetensors": GGUF}
     repo = hub.repos["o/n"] = Repo(files, sent={"config.json": sent})
@@ -266,7 +268,7 @@ def test_a_small_file_that_is_not_the_announced_one_is_refused(
 
 
 def test_a_file_too_large_for_the_disk_is_refused_before_it_is_fetched(
-    hub: Hub, stores: Stores
+    hub: Hub, stores: ModelStores
 ) -> None:
     hub.repos["o/n"] = quantised("Q8_0")
     hub.repos["o/n"].announced["m-Q8_0.gguf"] = {"size": 1 << 60}
@@ -278,7 +280,7 @@ def test_a_file_too_large_for_the_disk_is_refused_before_it_is_fetched(
 
 
 def test_a_gated_repository_names_the_way_in(
-    hub: Hub, stores: Stores, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, stores: ModelStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos["o/n"] = quantised("Q8_0")
     hub.repos["o/n"].is_gated = True
@@ -299,7 +301,7 @@ def test_a_gated_repository_names_the_way_in(
     ],
 )
 def test_a_repository_without_a_model(
-    files: dict[str, bytes] | None, message: str, hub: Hub, stores: Stores
+    files: dict[str, bytes] | None, message: str, hub: Hub, stores: ModelStores
 ) -> None:
     if files is not None:
         hub.repos["o/n"] = Repo(files)
@@ -308,7 +310,7 @@ def test_a_repository_without_a_model(
 
 
 def test_a_hub_that_is_out_of_reach_gives_the_way_out(
-    hub: Hub, stores: Stores, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, stores: ModelStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ValueError, match=r"cannot get o/n from the hub .*; download it where"):

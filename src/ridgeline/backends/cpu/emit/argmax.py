@@ -24,7 +24,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from ridgeline.backends.cpu.emit.activations import softcapped
-from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.candidates import KTH
 from ridgeline.backends.cpu.emit.draw import DRAW
 from ridgeline.backends.cpu.emit.gemm import MATMUL
@@ -41,6 +40,7 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import ADD_BIAS, COPY, FLOATS, NORM, quantise
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
 from ridgeline.backends.cpu.emit.threads import fetch_add
 from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
 from ridgeline.backends.cpu.layout.formats import TILE

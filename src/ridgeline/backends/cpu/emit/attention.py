@@ -84,7 +84,7 @@ from ridgeline.backends.cpu.emit.rows import (
 )
 from ridgeline.backends.cpu.emit.tile_attention import NewUnit, emit_tile_scores, emit_tile_values
 from ridgeline.backends.cpu.emit.tiles import Amx
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+from ridgeline.backends.cpu.layout.shapes import TOKENS, AttentionLayout
 
 ROPE = Kernel(
     "rope",
@@ -123,7 +123,7 @@ HeadNorm = tuple[Value, Value | None]  # where its weights are, and its scale if
 
 
 def emit_attention(
-    module: object, form: Dot, heads: Heads, number: int = 0, new_unit: NewUnit = Amx
+    module: object, form: Dot, heads: AttentionLayout, number: int = 0, new_unit: NewUnit = Amx
 ) -> None:
     """Emit all that ``attend`` calls, and ``rope``, for the module's ``number``-th shape."""
     if heads.latent:
@@ -151,7 +151,7 @@ def emit_attention(
 # --- rope, and into the cache ------------------------------------------------------------------
 
 
-def _emit_rope(module: object, heads: Heads, number: int) -> None:
+def _emit_rope(module: object, heads: AttentionLayout, number: int) -> None:
     """``rope``: rotate one K/V head and its queries; store keys and values in the cache.
 
     ``row`` has the floats of all query heads, keys and values, ``bias`` what is added to them,
@@ -212,7 +212,7 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
 
 
 def _rotated(
-    fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, of_norm: HeadNorm
+    fn: Function, heads: AttentionLayout, x: list[Value], cos: Value, sin: Value, of_norm: HeadNorm
 ) -> list[Value]:
     """Return a head's vectors after rope and its norm, if any, which stands before or behind."""
     if heads.attention.norm_turned:
@@ -222,7 +222,7 @@ def _rotated(
     return rotated(fn, heads, x, cos, sin)
 
 
-def _normed(fn: Function, heads: Heads, x: list[Value], of_norm: HeadNorm) -> list[Value]:
+def _normed(fn: Function, heads: AttentionLayout, x: list[Value], of_norm: HeadNorm) -> list[Value]:
     """Return a head's vectors after its norm."""
     norm, scale = of_norm
     if scale is None:
@@ -231,7 +231,7 @@ def _normed(fn: Function, heads: Heads, x: list[Value], of_norm: HeadNorm) -> li
 
 
 def _store_bias_factors(
-    fn: Function, heads: Heads, x: list[Value], key_bias: Value, query: Value, head: Value
+    fn: Function, heads: AttentionLayout, x: list[Value], key_bias: Value, query: Value, head: Value
 ) -> None:
     """Store what cosines, then what sines are multiplied by: see the top of the file."""
     pairs, softmax_scale = heads.half // 16, heads.num_channels**-0.5
@@ -246,7 +246,9 @@ def _store_bias_factors(
 # --- scores, softmax, weighted sum, in bytes ---------------------------------------------------
 
 
-def _emit_scores(module: object, form: Dot, heads: Heads, queries: int, number: int) -> None:
+def _emit_scores(
+    module: object, form: Dot, heads: AttentionLayout, queries: int, number: int
+) -> None:
     fn = scores(queries).of(number).begin(module)
     query, records, stride, table, count, kv_head, out, out_stride = fn.args
     first = kv_head * heads.group
@@ -281,7 +283,12 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int, number: 
 
 
 def _scores(
-    fn: Function, form: Dot, heads: Heads, rows: _Rows, records: list[Value], ahead: list[Value]
+    fn: Function,
+    form: Dot,
+    heads: AttentionLayout,
+    rows: _Rows,
+    records: list[Value],
+    ahead: list[Value],
 ) -> list[list[Value]]:
     """Return each row's scores in each record; ``ahead`` are records to prefetch."""
     scores = [[fn.lanes(F32, [0.0] * 16) for _ in records] for _ in rows]
@@ -303,7 +310,7 @@ def _scores(
     return scores
 
 
-def _emit_add_key_bias(module: object, heads: Heads, number: int) -> None:
+def _emit_add_key_bias(module: object, heads: AttentionLayout, number: int) -> None:
     """``add_key_bias``: add to scores what keys' bias contributes.
 
     ``pairs`` are i32: how many, then which. ``rope_by_pair`` is the cosine of pair 0 for the first
@@ -340,7 +347,7 @@ def _emit_add_key_bias(module: object, heads: Heads, number: int) -> None:
     fn.finish()
 
 
-def _emit_softmax(module: object, heads: Heads, number: int) -> None:
+def _emit_softmax(module: object, heads: AttentionLayout, number: int) -> None:
     """``softmax`` of a row's heads of one group.
 
     Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
@@ -450,7 +457,9 @@ def _store_planes(
             fn.store(quads[0].shuffle(lanes, quads[1]), at, 64)
 
 
-def _slopes(fn: Function, heads: Heads, kv_head: Value, group: Sequence[int]) -> list[Value]:
+def _slopes(
+    fn: Function, heads: AttentionLayout, kv_head: Value, group: Sequence[int]
+) -> list[Value]:
     """Return the slope of each of a group's heads, in all lanes; where there are none, zeros."""
     if not heads.attention.slopes:
         return [fn.lanes(F32, [0.0] * 16) for _ in group]
@@ -460,7 +469,7 @@ def _slopes(fn: Function, heads: Heads, kv_head: Value, group: Sequence[int]) ->
 
 
 def _emit_weighted_values(
-    module: object, form: Dot, heads: Heads, queries: int, number: int
+    module: object, form: Dot, heads: AttentionLayout, queries: int, number: int
 ) -> None:
     fn = weighted_values(queries).of(number).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
@@ -501,7 +510,7 @@ def _emit_weighted_values(
 
 
 def qk_norms(
-    fn: Function, heads: Heads, row: Value, norms: Value, kv_head: Value
+    fn: Function, heads: AttentionLayout, row: Value, norms: Value, kv_head: Value
 ) -> tuple[Callable[[int], HeadNorm], Callable[[int], HeadNorm]]:
     """Return where the weights of a query's or key's norm are, and its scale if known."""
     head_bytes = heads.size * 4
@@ -517,7 +526,7 @@ def qk_norms(
     return lambda g: (first + g * head_bytes, q_scale), lambda g: (key, k_scale)
 
 
-def _scale_of_width(fn: Function, heads: Heads, x: Value, num_bytes: int) -> Value:
+def _scale_of_width(fn: Function, heads: AttentionLayout, x: Value, num_bytes: int) -> Value:
     """Return what divides all heads by their root mean square, 16 times."""
     total = fn.var(fn.lanes(F32, [0.0] * 16))
     with fn.loop(fn.i64(num_bytes), step=64) as at:
@@ -528,7 +537,7 @@ def _scale_of_width(fn: Function, heads: Heads, x: Value, num_bytes: int) -> Val
     return (1.0 / sqrt(mean + heads.eps)).splat(16)
 
 
-def scale_of_head(heads: Heads, x: list[Value]) -> Value:
+def scale_of_head(heads: AttentionLayout, x: list[Value]) -> Value:
     """Return what divides a head by its root mean square, 16 times."""
     total = x[0] * x[0]
     for value in x[1:]:

@@ -33,7 +33,7 @@ from ridgeline.backends.cpu.emit.recurrent import emit_recurrent
 from ridgeline.backends.cpu.emit.rows import emit_rows
 from ridgeline.backends.cpu.emit.step import emit_step
 from ridgeline.backends.cpu.emit.threads import emit_threads
-from ridgeline.backends.cpu.layout.shapes import Sizes
+from ridgeline.backends.cpu.layout.shapes import KernelConfig
 from ridgeline.system.machine import give_back, memory_in_use, tiles_refusal, write_whole
 
 _DIGEST_BYTES = 32
@@ -95,7 +95,7 @@ class Kernels:
 
 
 def load_kernels(
-    sizes: Sizes,
+    sizes: KernelConfig,
     kinds: Sequence[str],
     eps: float,
     cache: Path,
@@ -121,7 +121,7 @@ def load_kernels(
     return kernels
 
 
-def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:
+def assembly(sizes: KernelConfig, kinds: Sequence[str], eps: float, target: Target) -> str:
     """Return the LLVM IR of all kernels and of the step that calls them."""
     module = ir.Module("ridgeline")
     module.triple = target.triple
@@ -176,7 +176,7 @@ def kernel_sources() -> list[Path]:
     return [*files, backend.parent / "sampler" / "rule.py"]
 
 
-def _key(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:
+def _key(sizes: KernelConfig, kinds: Sequence[str], eps: float, target: Target) -> str:
     digest = hashlib.sha256()
     for source in kernel_sources():
         digest.update(source.read_bytes())

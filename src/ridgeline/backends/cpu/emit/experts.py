@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 
 from ridgeline.backends.cpu.emit import row_parts
-from ridgeline.backends.cpu.emit.args import StepEmitter
-from ridgeline.backends.cpu.emit.choice import choose_limited, take_one_by_one
 from ridgeline.backends.cpu.emit.clock import count_expert
 from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, fma, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
+from ridgeline.backends.cpu.emit.top_k_experts import choose_limited, take_one_by_one
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward, is_limited, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE
 from ridgeline.model.shape.model import Experts

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.backends.cpu.emit import row_parts
-from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.ir import Value
 from ridgeline.backends.cpu.emit.kernel import Words
 from ridgeline.backends.cpu.emit.lora import meet, shrink
 from ridgeline.backends.cpu.emit.prefetch import next_address, next_share
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.formats import TILE
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 from ridgeline.backends.cpu.emit.ir import F16, F32, Function, Value, fma, vec
 from ridgeline.backends.cpu.emit.records import record_at, row_parts, scores, weighted_values
 from ridgeline.backends.cpu.emit.rows import FLOATS
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+from ridgeline.backends.cpu.layout.shapes import TOKENS, AttentionLayout
 
 
-def load_cached(fn: Function, heads: Heads, at: Value) -> Value:
+def load_cached(fn: Function, heads: AttentionLayout, at: Value) -> Value:
     """Return 16 values of the cache as floats."""
     if heads.cache == "f32":
         return fn.load(at, FLOATS, 4)
     return fn.load(at, vec(F16, 16), 2).signed(F32)
 
 
-def emit_float_scores(module: object, heads: Heads, queries: int, number: int) -> None:
+def emit_float_scores(module: object, heads: AttentionLayout, queries: int, number: int) -> None:
     """``scores_N`` for a cache of floats."""
     fn = scores(queries).of(number).begin(module)
     query, records, stride, table, count, kv_head, out, out_stride = fn.args
@@ -41,7 +41,9 @@ def emit_float_scores(module: object, heads: Heads, queries: int, number: int) -
     fn.finish()
 
 
-def emit_float_weighted_values(module: object, heads: Heads, queries: int, number: int) -> None:
+def emit_float_weighted_values(
+    module: object, heads: AttentionLayout, queries: int, number: int
+) -> None:
     """``weighted_values_N`` for a cache of floats; ``planes`` are the probabilities themselves."""
     fn = weighted_values(queries).of(number).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args

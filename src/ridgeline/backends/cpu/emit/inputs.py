@@ -7,17 +7,17 @@ its tokens decoded. ``ModelArch.input_scales`` says what is added up.
 from __future__ import annotations
 
 from ridgeline.backends.cpu.emit import row_parts
-from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import F32, Value, fma, sqrt
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
-from ridgeline.backends.cpu.layout.shapes import ROW_BLOCK, Inputs, Sizes
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
+from ridgeline.backends.cpu.layout.shapes import ROW_BLOCK, Inputs, KernelConfig
 
 _MAKE = Kernel("make_inputs", ("product", "row", "weight"))
 
 
-def emit_inputs(module: object, sizes: Sizes, inputs: Inputs, eps: float) -> None:
+def emit_inputs(module: object, sizes: KernelConfig, inputs: Inputs, eps: float) -> None:
     """``make_inputs``: (norm(product) * weight + row) of all layers, in place of ``row``."""
     fn = _MAKE.begin(module)
     product, row, weight = fn.args

@@ -10,7 +10,6 @@ side by side, so a weighted sum has a lane for each token, and adds the lanes up
 
 from __future__ import annotations
 
-from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.float_attention import load_cached
 from ridgeline.backends.cpu.emit.ir import F16, F32, I32, Value, fma, sqrt, vec
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
@@ -22,8 +21,9 @@ from ridgeline.backends.cpu.emit.records import (
     weighted_values,
 )
 from ridgeline.backends.cpu.emit.rows import FLOATS, largest_of
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
 from ridgeline.backends.cpu.layout.latent import LatentHeads, head_shape
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+from ridgeline.backends.cpu.layout.shapes import TOKENS, AttentionLayout
 
 _ROPE = Kernel(
     "latent_rope",
@@ -39,7 +39,7 @@ _MOST_ROWS, _CHANNELS = 6, 4  # of a weighted sum side by side
 _WORDS = vec(I32, 16)
 
 
-def emit_latent(module: object, heads: Heads, number: int) -> None:
+def emit_latent(module: object, heads: AttentionLayout, number: int) -> None:
     """Emit what only latent attention calls, for the module's ``number``-th shape."""
     latent = heads.latent
     assert latent is not None
@@ -90,7 +90,7 @@ def _emit_norm(module: object, latent: LatentHeads, number: int) -> None:
     fn.finish()
 
 
-def _emit_rope(module: object, heads: Heads, latent: LatentHeads, number: int) -> None:
+def _emit_rope(module: object, heads: AttentionLayout, latent: LatentHeads, number: int) -> None:
     """``latent_rope``: rotate a group's queries, and with the first group the key; store them.
 
     ``q`` is the group's first head before it is absorbed, ``absorbed`` what was made of the rest of
@@ -131,7 +131,7 @@ def _emit_rope(module: object, heads: Heads, latent: LatentHeads, number: int) -
 
 
 def _emit_weighted_values(
-    module: object, heads: Heads, latent: LatentHeads, queries: int, number: int
+    module: object, heads: AttentionLayout, latent: LatentHeads, queries: int, number: int
 ) -> None:
     """``weighted_values_N``; ``planes`` are the probabilities themselves, ``out`` are latents."""
     fn = weighted_values(queries).of(number).begin(module)

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.ir import F16, F32, I64, Function, Value, fma, vec
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
 
 _FLOATS = vec(F32, 16)

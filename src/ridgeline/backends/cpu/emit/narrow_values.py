@@ -17,7 +17,7 @@ from itertools import pairwise
 from ridgeline.backends.cpu.emit.ir import I8, I32, Function, Value, maximum, select, vec
 from ridgeline.backends.cpu.emit.isa import Dot, lookup
 from ridgeline.backends.cpu.emit.rows import FLOATS, hadamard, to_integers
-from ridgeline.backends.cpu.layout.shapes import Heads
+from ridgeline.backends.cpu.layout.shapes import AttentionLayout
 
 # Of a normal distribution's 64 values, scaled so that the largest is 127: what errs least, by
 # Lloyd's iteration (1982). Negative ones mirror them.
@@ -27,7 +27,12 @@ _BETWEEN = [(a + b) // 2 for a, b in pairwise(_UPPER)]
 
 
 def store_narrow_values(
-    fn: Function, heads: Heads, v: list[Value], inverse: Value, record: Value, token: Value
+    fn: Function,
+    heads: AttentionLayout,
+    v: list[Value],
+    inverse: Value,
+    record: Value,
+    token: Value,
 ) -> None:
     """Store a token's values, rotated, whose scale has this ``inverse``."""
     column = record + heads.values_at + (token >> 2) * (heads.size * 2) + (token & 3)
@@ -56,7 +61,7 @@ def load_narrow_values(fn: Function, form: Dot, address: Value) -> Value:
     return lookup(form, fn.lanes(I8, list(_LEVELS) * 4), places)
 
 
-def rotate_back(fn: Function, heads: Heads, head: Value) -> None:
+def rotate_back(fn: Function, heads: AttentionLayout, head: Value) -> None:
     """Rotate the sum of a head's values at ``head``, floats, back to its channels."""
     at = [head + 64 * i for i in range(heads.size // 16)]
     share = 1.0 / (heads.size & -heads.size)

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.isa import Processor, prefetch
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.records import WALK, record_at
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
 from ridgeline.backends.cpu.layout.formats import WeightFormat
-from ridgeline.backends.cpu.layout.shapes import Heads
+from ridgeline.backends.cpu.layout.shapes import AttentionLayout
 
 _AHEAD_BYTES = 8192  # of a GEMV in all its tiles, at least
 _PAGES_AT_ONCE, _PAGE_BYTES = 4, 4096
@@ -143,7 +143,7 @@ def next_address(thread: StepEmitter, layer: Words, matrix: str, end: Value, sha
 
 
 def prefetch_keys_and_values(
-    fn: Function, heads: Heads, quad: int, records: list[Value], ahead: list[Value]
+    fn: Function, heads: AttentionLayout, quad: int, records: list[Value], ahead: list[Value]
 ) -> None:
     """Prefetch a line of the values in ``records``, and of the keys in those ``ahead`` of them."""
     for record, later in zip(records, ahead, strict=False):
@@ -153,7 +153,7 @@ def prefetch_keys_and_values(
             prefetch(fn, record + line, _SECOND_CACHE)
 
 
-def emit_prefetch_next_head(module: object, heads: Heads, number: int = 0) -> None:
+def emit_prefetch_next_head(module: object, heads: AttentionLayout, number: int = 0) -> None:
     """``prefetch_next_head``: prefetch the keys and scales of some records.
 
     While one head's softmax and weighted sum are computed memory would idle.

@@ -17,7 +17,7 @@ from ridgeline.backends.cpu.emit.ir import F16, I8, I32, I64, Function, Value, m
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.narrow_values import store_narrow_values
 from ridgeline.backends.cpu.emit.rows import FLOATS, largest_of, scale_to_bytes, to_integers
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+from ridgeline.backends.cpu.layout.shapes import TOKENS, AttentionLayout
 
 WALK = ("records", "stride", "table", "count")
 PLANES_OF = 4  # records whose probabilities lie together
@@ -53,7 +53,9 @@ def plane_at(row: Value, block: Value, plane: int) -> Value:
     return row + group * (2 * 64) + place * 4 + plane * 64
 
 
-def row_parts(heads: Heads, num_rows: int, sums_per_vector: int) -> list[tuple[range, int]]:
+def row_parts(
+    heads: AttentionLayout, num_rows: int, sums_per_vector: int
+) -> list[tuple[range, int]]:
     """Cut rows into parts whose sums fit the registers; with each, vectors side by side.
 
     As many vectors as go: a row's factor is loaded once for all of them.
@@ -64,7 +66,9 @@ def row_parts(heads: Heads, num_rows: int, sums_per_vector: int) -> list[tuple[r
     return [(range(low, min(low + size, num_rows)), wide) for low in range(0, num_rows, size)]
 
 
-def rotated(fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value) -> list[Value]:
+def rotated(
+    fn: Function, heads: AttentionLayout, x: list[Value], cos: Value, sin: Value
+) -> list[Value]:
     """Return a head's vectors after rope (Su et al., 2021)."""
     pairs = heads.half // 16
     first, second, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
@@ -75,7 +79,9 @@ def rotated(fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value) 
     return turned + rest
 
 
-def store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
+def store_query(
+    fn: Function, heads: AttentionLayout, x: list[Value], query: Value, head: Value
+) -> None:
     """Store a head's query in its row, times the scale of scores."""
     softmax_scale = heads.attention.score_scale
     if not heads.is_quantised:
@@ -95,14 +101,16 @@ def store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: 
         fn.store(total * -128, act_scales + 8 * span + 4, 4)
 
 
-def _spans(heads: Heads, x: list[Value]) -> Iterator[tuple[int, list[Value]]]:
+def _spans(heads: AttentionLayout, x: list[Value]) -> Iterator[tuple[int, list[Value]]]:
     """Yield the vectors that share a scale, with the index of the first."""
     wide = heads.span // 16
     for first in range(0, len(x), wide):
         yield first, x[first : first + wide]
 
 
-def store_keys(fn: Function, heads: Heads, k: list[Value], record: Value, token: Value) -> None:
+def store_keys(
+    fn: Function, heads: AttentionLayout, k: list[Value], record: Value, token: Value
+) -> None:
     """Store a token's key in its record."""
     if not heads.is_quantised:
         for i, value in enumerate(k):
@@ -122,7 +130,9 @@ def store_keys(fn: Function, heads: Heads, k: list[Value], record: Value, token:
                 fn.store(quads.lane(j), record + (4 * i + j) * 64 + token * 4, 4)
 
 
-def store_values(fn: Function, heads: Heads, v: list[Value], record: Value, token: Value) -> None:
+def store_values(
+    fn: Function, heads: AttentionLayout, v: list[Value], record: Value, token: Value
+) -> None:
     """Store a token's value in its record."""
     if not heads.is_quantised:
         size = heads.value_bytes
@@ -143,7 +153,7 @@ def store_values(fn: Function, heads: Heads, v: list[Value], record: Value, toke
             fn.store(signed.lane(j), column + (16 * i + j) * 4, 1)
 
 
-def _as_cached(heads: Heads, x: Value) -> Value:
+def _as_cached(heads: AttentionLayout, x: Value) -> Value:
     """Return floats as the cache has them.
 
     Only finite values: a block is read whole, later by its next owner, and 0 times infinity is not

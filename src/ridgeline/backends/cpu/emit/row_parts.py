@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import Value
 from ridgeline.backends.cpu.emit.kernel import Words
 from ridgeline.backends.cpu.emit.lora import expand, shrink
 from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE, NORM
 from ridgeline.backends.cpu.emit.rows import quantise as quantise_kernel
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
 

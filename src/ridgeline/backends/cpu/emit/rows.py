@@ -28,7 +28,7 @@ from ridgeline.backends.cpu.emit.ir import (
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, MAX_ROTATED, TILE
-from ridgeline.backends.cpu.layout.shapes import Heads, Sizes
+from ridgeline.backends.cpu.layout.shapes import AttentionLayout, KernelConfig
 
 FLOATS = vec(F32, 16)
 _GROUP_BYTES = TILE * 4
@@ -52,7 +52,7 @@ def quantise(form: str) -> Kernel:
     return Kernel(f"quantise_{form}", ("x", "out", "act_scales", "size", "scratch"))
 
 
-def emit_rows(module: object, sizes: Sizes, eps: float, activations: Sequence[str]) -> None:
+def emit_rows(module: object, sizes: KernelConfig, eps: float, activations: Sequence[str]) -> None:
     """Emit the row kernels for a model of these sizes; ``size`` counts floats everywhere.
 
     ``activations`` are the forms that there is a ``quantise`` for; floats need none. There is a
@@ -79,7 +79,7 @@ def emit_rows(module: object, sizes: Sizes, eps: float, activations: Sequence[st
             emitters[form](module)
 
 
-def _emit_gate_attended(module: object, heads: Heads, number: int) -> None:
+def _emit_gate_attended(module: object, heads: AttentionLayout, number: int) -> None:
     """``gate_attended``: out = x times the sigmoid of gates, and times the model's scale.
 
     Where there are no gates, or no scale, what stands for them is ignored.
@@ -97,7 +97,7 @@ def _emit_gate_attended(module: object, heads: Heads, number: int) -> None:
     fn.finish()
 
 
-def _emit_norm(module: object, sizes: Sizes, eps: float) -> None:
+def _emit_norm(module: object, sizes: KernelConfig, eps: float) -> None:
     """``norm``: out = x / rms(x) * weight + bias, over ``num_channels`` of ``size``.
 
     RMS norm (Zhang & Sennrich, 2019), or layer norm (Ba et al., 2016), which subtracts the mean
@@ -130,7 +130,7 @@ def _emit_norm(module: object, sizes: Sizes, eps: float) -> None:
     fn.finish()
 
 
-def _emit_norm_rows(module: object, sizes: Sizes) -> None:
+def _emit_norm_rows(module: object, sizes: KernelConfig) -> None:
     """``norm_rows``: ``norm`` of rows that stand one behind another, in place."""
     fn = NORM_ROWS.begin(module)
     x, weight, bias, num_rows = fn.args

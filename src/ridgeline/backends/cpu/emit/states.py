@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.backends.cpu.emit import row_parts
-from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.feed_forward import share_of_matmul, whole_matmul
 from ridgeline.backends.cpu.emit.ir import Value
 from ridgeline.backends.cpu.emit.kernel import Words
@@ -22,6 +21,7 @@ from ridgeline.backends.cpu.emit.recurrent import (
     UNIT,
 )
 from ridgeline.backends.cpu.emit.rows import COPY
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
 from ridgeline.backends.cpu.layout.recurrent import RATES, Recurrence
 from ridgeline.model.shape.recurrent import Delta, Ssm
 

@@ -15,8 +15,8 @@ Through a mixer that keeps a state threads take channels and heads of all rows, 
 sequence, and wait once or twice more.
 
 All call the same kernels in the same order for a row, so they give the same bits. Each has code
-for each kind of layer (``layout.shapes.LayerKind``), which a word of the layer chooses. This module
-allocates nothing and knows nothing of requests.
+for each kind of layer (``layout.shapes.LayerVariant``), which a word of the layer chooses. This
+module allocates nothing and knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from functools import partial
 
 from ridgeline.backends.cpu.emit import row_parts
 from ridgeline.backends.cpu.emit.argmax import head
-from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, ROPE, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
 from ridgeline.backends.cpu.emit.experts import joined, met_experts, routed
@@ -53,11 +52,17 @@ from ridgeline.backends.cpu.emit.states import (
     share_of_projections,
     whole_projections,
 )
+from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.emit.tile_attention import TILE_SCORES, TILE_VALUES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
 from ridgeline.backends.cpu.layout.latent import LatentHeads
-from ridgeline.backends.cpu.layout.shapes import OUTPUT_SPLIT_ROWS, TOKENS, LayerKind, Sizes
+from ridgeline.backends.cpu.layout.shapes import (
+    OUTPUT_SPLIT_ROWS,
+    TOKENS,
+    KernelConfig,
+    LayerVariant,
+)
 
 _BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD, _INPUTS = (
     Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head", "inputs")
@@ -71,7 +76,7 @@ ATTEND = Kernel(
 )
 
 
-def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
+def emit_step(module: object, sizes: KernelConfig, kinds: Sequence[str]) -> None:
     """Emit ``step`` for the kinds of weights that occur."""
     emit_matmul(module, kinds)
     for kind in {kind.heads: kind for kind in sizes.kinds if kind.heads.num_heads}.values():
@@ -110,7 +115,7 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     fn.finish()
 
 
-def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
+def _emit_attend(module: object, sizes: KernelConfig, kind: LayerVariant) -> None:
     """``attend``, for this kind of layer: see ``attend``."""
     fn = ATTEND.of(sizes.all_heads.index(kind.heads)).begin(module)
     _, _, window, pairs, sinks, records, sequences, first, count, kv_head, out = fn.args

@@ -22,7 +22,14 @@ from ridgeline.backends.cpu.emit.prefetch import prefetch_keys_and_values
 from ridgeline.backends.cpu.emit.records import PLANES_OF, WALK, plane_at, record_at
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.emit.tiles import Amx, Unit
-from ridgeline.backends.cpu.layout.shapes import CHUNK, LINE, REGISTER, TILE_ROWS, TOGETHER, Heads
+from ridgeline.backends.cpu.layout.shapes import (
+    CHUNK,
+    LINE,
+    REGISTER,
+    TILE_ROWS,
+    TOGETHER,
+    AttentionLayout,
+)
 
 TILE_SCORES = Kernel(
     "tile_scores", ("query", *WALK, "kv_head", "num_queries", "out", "out_stride", "scratch")
@@ -40,7 +47,9 @@ _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 NewUnit = Callable[[Function], Unit]
 
 
-def emit_tile_scores(module: object, heads: Heads, number: int, new_unit: NewUnit = Amx) -> None:
+def emit_tile_scores(
+    module: object, heads: AttentionLayout, number: int, new_unit: NewUnit = Amx
+) -> None:
     """``tile_scores``: see ``records.scores``, for ``num_queries`` of them.
 
     Behind the last record's scores there is room for those of another.
@@ -74,7 +83,12 @@ def emit_tile_scores(module: object, heads: Heads, number: int, new_unit: NewUni
 
 
 def _copy_queries(
-    fn: Function, heads: Heads, query: Value, kv_head: Value, num_queries: Value, scratch: Value
+    fn: Function,
+    heads: AttentionLayout,
+    query: Value,
+    kv_head: Value,
+    num_queries: Value,
+    scratch: Value,
 ) -> None:
     """Put the rows' bytes of each span into a tile of its own, and their scales behind all."""
     first = kv_head * heads.group
@@ -97,7 +111,7 @@ def _copy_queries(
 
 
 def _multiply_keys(
-    unit: Unit, heads: Heads, records: list[Value], queries: Value, sums: Value
+    unit: Unit, heads: AttentionLayout, records: list[Value], queries: Value, sums: Value
 ) -> None:
     """Leave sums of 16 rows by 16 tokens in memory, one tile for each record and span.
 
@@ -122,7 +136,12 @@ def _multiply_keys(
 
 
 def _add_spans(
-    fn: Function, heads: Heads, records: list[Value], scales: Value, sums: Value, out: Value
+    fn: Function,
+    heads: AttentionLayout,
+    records: list[Value],
+    scales: Value,
+    sums: Value,
+    out: Value,
 ) -> None:
     """Make a row's scores in some records of their sums."""
     totals = [fn.lanes(F32, [0.0] * 16) for _ in records]
@@ -138,7 +157,7 @@ def _add_spans(
 
 
 def emit_tile_values(
-    module: object, form: Dot, heads: Heads, number: int, new_unit: NewUnit = Amx
+    module: object, form: Dot, heads: AttentionLayout, number: int, new_unit: NewUnit = Amx
 ) -> None:
     """``tile_values``: see ``records.weighted_values``, for ``num_queries`` rows of queries.
 
@@ -183,7 +202,7 @@ def emit_tile_values(
 
 
 def _copy_values(
-    fn: Function, form: Dot, heads: Heads, record: Value, block: Value, target: Value
+    fn: Function, form: Dot, heads: AttentionLayout, record: Value, block: Value, target: Value
 ) -> None:
     """Put a record's values beside those of its group: four lines of each 16 channels."""
     narrow, columns = int(heads.has_narrow_values), heads.size // 16
@@ -199,7 +218,7 @@ def _copy_values(
 
 def _join_planes(
     fn: Function,
-    heads: Heads,
+    heads: AttentionLayout,
     sums: Value,
     scales: Value,
     num_queries: Value,

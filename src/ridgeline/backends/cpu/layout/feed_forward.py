@@ -9,7 +9,7 @@ from ridgeline.model.shape.model import Experts, Mlp
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A feed-forward network, or a mixture of experts: see ``arch.model``."""
+    """A feed-forward network, or a mixture of experts: see ``model.shape.model``."""
 
     of: Mlp | Experts  # with padded widths
     given: bool = False  # what gates let through is no product: see ``Layer.input_size``

@@ -1,4 +1,4 @@
-"""Padded parts of latent attention (``arch.latent``), and where a row keeps what it projects.
+"""Padded parts of latent attention (``model.shape.latent``), and where a row keeps them.
 
 All query heads meet one key. To the kernels of attention they stand in groups, each with a key head
 of its own, all of which lie in the same records: so several threads can share a row's heads.

@@ -20,7 +20,7 @@ from ridgeline.backends.arrays import address, aligned
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
 from ridgeline.backends.cpu.layout.model_sizes import head_permutation
 from ridgeline.backends.cpu.layout.pack import Index, padded
-from ridgeline.backends.cpu.layout.shapes import RANK_STEP, Sizes
+from ridgeline.backends.cpu.layout.shapes import RANK_STEP, KernelConfig
 from ridgeline.model.files.adapters import AdapterWeights
 from ridgeline.model.shape.model import ModelArch
 
@@ -50,7 +50,7 @@ class PackedAdapter:
         return [self.words, self.values]
 
 
-def pack_adapter(weights: AdapterWeights, arch: ModelArch, sizes: Sizes) -> PackedAdapter:
+def pack_adapter(weights: AdapterWeights, arch: ModelArch, sizes: KernelConfig) -> PackedAdapter:
     """Return an adapter as the kernels of a model of these sizes read it.
 
     Raises ValueError if its rank is larger than they have room for.

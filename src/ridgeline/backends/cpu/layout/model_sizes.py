@@ -20,7 +20,13 @@ from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.latent import latent_heads, latent_places, num_groups
 from ridgeline.backends.cpu.layout.pack import LANES, Index, padded, to_lanes
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads, Inputs, LayerKind, Sizes
+from ridgeline.backends.cpu.layout.shapes import (
+    TOKENS,
+    AttentionLayout,
+    Inputs,
+    KernelConfig,
+    LayerVariant,
+)
 from ridgeline.model.shape.cache_groups import CacheGroup, places, spans
 from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.model.shape.recurrent import Delta, Ssm
@@ -31,7 +37,7 @@ _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 def model_sizes(
     arch: ModelArch, dtype: str, cache: str, max_lora_rank: int = 0, *, has_tiles: bool = False
-) -> Sizes:
+) -> KernelConfig:
     """Return the padded widths of a model.
 
     ``max_lora_rank`` is that of adapters; ``has_tiles`` says whether there are matrix tiles.
@@ -57,7 +63,7 @@ def model_sizes(
     inputs = None
     if arch.input_size:
         inputs = Inputs(padded(arch.input_size), arch.input_size, arch.input_scales)
-    return Sizes(
+    return KernelConfig(
         kinds=kinds,
         kind_of=tuple(kinds.index(kind) for kind in of_layers),
         num_channels=arch.hidden_size,
@@ -75,13 +81,13 @@ def model_sizes(
     )
 
 
-def _kind(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> LayerKind:
+def _kind(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> LayerVariant:
     """Return what a layer's code depends on: all but its window and the angles of its rope."""
     of_input = None
     if layer.input_size:
         size = padded(layer.input_size)
         of_input = FeedForward(Mlp(size, layer.ffn.activation), given=True)
-    return LayerKind(
+    return LayerVariant(
         hidden=padded(arch.hidden_size),
         heads=_heads(arch, layer, cache, dtype),
         ffn=_feed_forward(layer.ffn),
@@ -119,17 +125,19 @@ def _feed_forward(ffn: Mlp | Experts) -> FeedForward:
     return FeedForward(replace(ffn, size=padded(ffn.size)))
 
 
-def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> Heads:
+def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> AttentionLayout:
     """Return the padded shape of a layer's heads, and the cache's format."""
     attention, pairs = layer.attention, rotating_pairs(arch, layer)
     if attention is None:
         nothing = Attention(num_heads=0, num_kv_heads=0, head_dim=0, rope=None)
-        return Heads(nothing, 0, half=0, rest=0, num_channels=0, cache=cache, eps=arch.norm_eps)
+        return AttentionLayout(
+            nothing, 0, half=0, rest=0, num_channels=0, cache=cache, eps=arch.norm_eps
+        )
     latent = latent_heads(attention, dtype)
     half, rest = to_lanes(pairs), to_lanes(attention.key_dim - 2 * pairs)
     if not latent and attention.num_kv_heads * (2 * half + rest) % TILE:
         rest += LANES  # keys end with a tile, since values begin with one
-    return Heads(
+    return AttentionLayout(
         attention=_shared_code(attention),
         num_kv_heads=num_groups(attention.num_heads) if latent else attention.num_kv_heads,
         half=half,
@@ -205,7 +213,7 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
 
 
 def head_permutation(
-    arch: ModelArch, sizes: Sizes, layer: int
+    arch: ModelArch, sizes: KernelConfig, layer: int
 ) -> tuple[dict[str, Index], dict[str, Index]]:
     """Return where outputs of a layer's q, k and v come from, and inputs of o; -1 is padding.
 
@@ -234,7 +242,7 @@ def rotating_pairs(arch: ModelArch, layer: Layer) -> int:
     return max((rope.dim // 2 for rope in alike if rope), default=0)
 
 
-def _channels(heads: Heads, pairs: int) -> tuple[Index, Index]:
+def _channels(heads: AttentionLayout, pairs: int) -> tuple[Index, Index]:
     """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
     num_channels = heads.num_channels
     rope_order = np.full(heads.size, -1)
@@ -247,18 +255,18 @@ def _channels(heads: Heads, pairs: int) -> tuple[Index, Index]:
     return rope_order, plain
 
 
-def _places_of_heads(channels: Index, count: int, heads: Heads) -> Index:
+def _places_of_heads(channels: Index, count: int, heads: AttentionLayout) -> Index:
     first = np.arange(count)[:, None] * heads.num_channels
     return np.where(channels < 0, -1, channels + first).reshape(-1)
 
 
-def part_bytes(sizes: Sizes, groups: Sequence[CacheGroup]) -> int:
+def part_bytes(sizes: KernelConfig, groups: Sequence[CacheGroup]) -> int:
     """Return the bytes of 16 tokens in a block."""
     return max(sum(sizes.layers[i].cache_bytes for i in group.layers) for group in groups)
 
 
 def put_places(
-    layers: NDArray[np.int64], arch: ModelArch, sizes: Sizes, groups: tuple[CacheGroup, ...]
+    layers: NDArray[np.int64], arch: ModelArch, sizes: KernelConfig, groups: tuple[CacheGroup, ...]
 ) -> None:
     """Say in the words of each layer which group it is of, and where in a block it begins.
 
@@ -274,7 +282,7 @@ def put_places(
             layers[i, words["cache_at"]] = layers[layer.attention.kv_of, words["cache_at"]]
 
 
-def has_unlike_records(sizes: Sizes, groups: Sequence[CacheGroup]) -> bool:
+def has_unlike_records(sizes: KernelConfig, groups: Sequence[CacheGroup]) -> bool:
     """Return whether a block may pass between groups whose records differ.
 
     What is left of one's bytes need not be finite numbers in the other's places.

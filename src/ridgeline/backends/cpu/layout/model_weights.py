@@ -43,7 +43,14 @@ from ridgeline.backends.cpu.layout.quantise import Bytes, nonzero
 from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
 from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
 from ridgeline.backends.cpu.layout.sampling_table import padded_vocab
-from ridgeline.backends.cpu.layout.shapes import LINE, PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
+from ridgeline.backends.cpu.layout.shapes import (
+    LINE,
+    PRUNED_ROWS,
+    TOKENS,
+    AttentionLayout,
+    KernelConfig,
+    LayerVariant,
+)
 from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.backends.inputs import biases_by_distance
 from ridgeline.backends.interface import Footprint, Setup
@@ -156,7 +163,7 @@ def footprint(arch: ModelArch, setup: Setup, *, has_tiles: bool) -> Footprint:
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
 def load_weights(
     checkpoint: Checkpoint,
-    sizes: Sizes,
+    sizes: KernelConfig,
     dtype: str,
     max_model_len: int,
     cache: Path | None,
@@ -188,7 +195,7 @@ def load_weights(
 
 
 def _pack_all(
-    checkpoint: Checkpoint, sizes: Sizes, dtype: str, progress: Callable[[int, int], None]
+    checkpoint: Checkpoint, sizes: KernelConfig, dtype: str, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[str, PackedArray]]:
     """Pack the tensors one after another; yield their canonical names with them."""
     arch = checkpoint.arch
@@ -256,7 +263,7 @@ def _pack_all(
 
 
 def _of_heads(
-    checkpoint: Checkpoint, prefix: str, heads: Heads, head_rows: dict[str, Index]
+    checkpoint: Checkpoint, prefix: str, heads: AttentionLayout, head_rows: dict[str, Index]
 ) -> dict[str, PackedArray]:
     """Return the biases and norms of a layer's heads, by canonical name."""
     vectors: dict[str, PackedArray] = {}
@@ -298,7 +305,7 @@ def _vector(checkpoint: Checkpoint, name: str, size: int, places: Index | None =
 def _assemble(
     arrays: dict[str, PackedArray],
     arch: ModelArch,
-    sizes: Sizes,
+    sizes: KernelConfig,
     max_model_len: int,
     *,
     is_mapped: bool,
@@ -378,7 +385,7 @@ def _assemble(
 
 
 def _expert_places(
-    arch: ModelArch, sizes: Sizes, layer: int
+    arch: ModelArch, sizes: KernelConfig, layer: int
 ) -> dict[str, tuple[Index | None, Index | None]]:
     """Return where the outputs of a layer's stacked experts come from: each is whole tiles."""
     ffn = sizes.layers[layer].ffn
@@ -396,7 +403,7 @@ def _stacked(count: int, size: int, room: int) -> Index:
     return rows.reshape(-1)
 
 
-def file_names(kind: LayerKind) -> dict[str, str]:
+def file_names(kind: LayerVariant) -> dict[str, str]:
     """Return the canonical names of matrices that have others in a layer's words."""
     experts = kind.ffn.experts
     names = {"input_down": "input_proj"}
@@ -411,7 +418,7 @@ def _scaled(norm: Floats, logit_scale: float) -> Floats:
     return norm if logit_scale == 1.0 else norm * np.float32(logit_scale)
 
 
-def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
+def vector_sizes(kind: LayerVariant, *, norm_bias: bool) -> dict[str, int]:
     """Return the padded lengths of a layer's norms and biases, but those of its heads."""
     ffn, hidden = kind.ffn, kind.hidden
     lengths = dict.fromkeys(kind.norm_names, hidden)
@@ -440,7 +447,7 @@ def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
     return lengths
 
 
-def outer_sizes(arch: ModelArch, sizes: Sizes) -> dict[str, int]:
+def outer_sizes(arch: ModelArch, sizes: KernelConfig) -> dict[str, int]:
     """Return the padded lengths of the vectors behind the layers."""
     lengths = {"norm": sizes.hidden}
     if arch.norm_bias:
@@ -450,7 +457,7 @@ def outer_sizes(arch: ModelArch, sizes: Sizes) -> dict[str, int]:
     return lengths
 
 
-def _plain_rows(checkpoint: Checkpoint, name: str, sizes: Sizes) -> PackedArray:
+def _plain_rows(checkpoint: Checkpoint, name: str, sizes: KernelConfig) -> PackedArray:
     """Return rows as wide as the residual stream, in f32, padded."""
     values = checkpoint.tensors[name].to_f32()
     out = np.zeros((len(values), sizes.hidden), np.float32)
@@ -458,7 +465,7 @@ def _plain_rows(checkpoint: Checkpoint, name: str, sizes: Sizes) -> PackedArray:
     return PackedArray("", out)
 
 
-def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.floating]:
+def _embedding(checkpoint: Checkpoint, sizes: KernelConfig, dtype: str) -> NDArray[np.floating]:
     """Return the embedding by rows."""
     tensor = checkpoint.tensors["embed"]
     shape = (tensor.shape[0], sizes.hidden)
@@ -497,7 +504,9 @@ def spreads(weight: Floats, norm: Floats) -> Floats:
     return size
 
 
-def split(heads: Heads, bias: Floats, spread: Floats) -> tuple[Floats, Floats, NDArray[np.int32]]:
+def split(
+    heads: AttentionLayout, bias: Floats, spread: Floats
+) -> tuple[Floats, Floats, NDArray[np.int32]]:
     """Return the bias that stays with queries, keys and values, and what is taken out.
 
     Args:
@@ -529,7 +538,7 @@ def split(heads: Heads, bias: Floats, spread: Floats) -> tuple[Floats, Floats, N
     return stays, apart, pairs
 
 
-def rope_by_pair(heads: Heads, cos: Floats, sin: Floats) -> Floats:
+def rope_by_pair(heads: AttentionLayout, cos: Floats, sin: Floats) -> Floats:
     """Return the rope tables by pairs, ``[cosines and sines, half, positions]``, zero behind."""
     if not heads.splits_key_bias:
         return np.zeros((2, 1, 0), np.float32)
@@ -598,7 +607,7 @@ def _of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
 
 
 def tables_of_ropes(
-    arch: ModelArch, sizes: Sizes, max_model_len: int
+    arch: ModelArch, sizes: KernelConfig, max_model_len: int
 ) -> dict[tuple[Rope | None, int], tuple[Floats, Floats, Floats]]:
     """Return the tables of each rope, by it and the pairs of a head.
 

@@ -1,7 +1,7 @@
 """From a file's tensors to the layouts that kernels read (``formats``).
 
 Blocks are moved, not changed: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4 and the
-integers of ``models.encodings`` run exactly as they are in the file, as far as their scales are
+integers of ``model.files.encodings`` run exactly as they are in the file, where their scales are
 half floats; IQ4_XS and NF4 nearly so. Other types are quantised again (``quantise``), to 8 bits per
 weight with a scale for each 32, or with ``int4`` to 4 bits. ``int8-row`` has one scale for all
 weights of an output, which only a rotation makes good enough.

@@ -20,7 +20,7 @@ from ridgeline.backends.cpu.layout.model_weights import (
 from ridgeline.backends.cpu.layout.pack import packed_kind, padded
 from ridgeline.backends.cpu.layout.recurrent import TENSORS, places
 from ridgeline.backends.cpu.layout.recurrent import vector_sizes as recurrent_sizes
-from ridgeline.backends.cpu.layout.shapes import LayerKind
+from ridgeline.backends.cpu.layout.shapes import LayerVariant
 from ridgeline.model.files.tensors import Checkpoint, Tensor
 
 _PARTS = {
@@ -70,7 +70,7 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, kv_cache_dtype: str) -> dic
 
 
 def _part_bytes(
-    layer: LayerKind, part: str, tensor: Tensor, dtype: str, *, norm_bias: bool
+    layer: LayerVariant, part: str, tensor: Tensor, dtype: str, *, norm_bias: bool
 ) -> tuple[str, int]:
     """Return which group a layer's tensor belongs to, and its bytes once it is packed."""
     heads, vectors = layer.heads, vector_sizes(layer, norm_bias=norm_bias)

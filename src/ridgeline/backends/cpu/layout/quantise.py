@@ -54,7 +54,7 @@ def levels(dtype: str) -> NDArray[np.int8]:
 
 
 def _encoded_blocks(tensor: Tensor) -> tuple[NDArray[Any], ...]:
-    """Return the parts of a tensor of ``models.encodings``; ValueError if a scale is too large."""
+    """Return the parts of a tensor of ``files.encodings``; ValueError if a scale is too large."""
     q, wide, zero = parts(tensor.dtype, tensor.data)
     if tensor.dtype == "NF4":
         wide = wide / np.float32(127)

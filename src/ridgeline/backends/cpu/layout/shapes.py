@@ -1,6 +1,6 @@
 """Padded widths of a model, records of its cache, how threads share its rows, and their buffers.
 
-The compiled step has code for each kind of layer: ``LayerKind`` is what that code depends on.
+The compiled step has code for each kind of layer: ``LayerVariant`` is what that code depends on.
 Buffers are as large as the largest kind needs.
 """
 
@@ -35,7 +35,7 @@ TOGETHER = 2  # records whose scores are made side by side
 MOST_ROWS = 48  # heads of queries that attend together
 
 
-class TileRoom(NamedTuple):
+class AmxScratch(NamedTuple):
     """A thread's room for attention by matrix tiles: offsets, and the bytes of all.
 
     Scores have queries of each 16 rows, a tile for each span; then sums; then scales. Weighted
@@ -53,13 +53,13 @@ def to_tile_rows(num_rows: int) -> int:
     return -(-num_rows // TILE_ROWS) * TILE_ROWS
 
 
-def tile_room(num_rows: int, size: int, spans: int) -> TileRoom:
+def tile_room(num_rows: int, size: int, spans: int) -> AmxScratch:
     """Return the room for rows of heads of ``size`` channels, in whole tiles."""
     score_sums = num_rows * spans * LINE
     scales = score_sums + TOGETHER * spans * REGISTER
     value_sums = CHUNK * TILE_ROWS * size
     of_values = value_sums + num_rows * size * 2 * 4
-    return TileRoom(score_sums, scales, value_sums, max(of_values, scales + num_rows * 8 * spans))
+    return AmxScratch(score_sums, scales, value_sums, max(of_values, scales + num_rows * 8 * spans))
 
 
 def mixed_rows(widest: int, *, by_tiles: bool) -> int:
@@ -84,7 +84,7 @@ def row_block(widest: int, *, by_tiles: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class AttentionLayout:
     """Shape of attention: numbers of heads, padded parts of a head, and the cache's format.
 
     A layer without attention has none of anything.
@@ -117,7 +117,7 @@ class Heads:
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """The matrices of queries, keys and values, in this order: see ``arch.model``."""
+        """The matrices of queries, keys and values, in this order: see ``model.shape.model``."""
         return self.attention.projections if self.num_heads else ()
 
     @property
@@ -241,7 +241,7 @@ class Heads:
         return self.has_planes and self.size % 32 == 0 and reach <= self.record_bytes
 
     @property
-    def tile_room(self) -> TileRoom:
+    def tile_room(self) -> AmxScratch:
         """What attention by tiles needs of a thread's memory."""
         return tile_room(self.score_rows, self.size, self.spans)
 
@@ -256,11 +256,11 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerKind:
+class LayerVariant:
     """What the code for a layer depends on: layers of one kind share it."""
 
     hidden: int  # padded width of the residual stream
-    heads: Heads
+    heads: AttentionLayout
     ffn: FeedForward
     o_bias: bool = False
     norm_names: tuple[str, ...] = ("attn_norm", "mlp_norm")
@@ -331,10 +331,10 @@ class LayerKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class KernelConfig:
     """Padded widths of a model, in floats, and where things are in a thread's local memory."""
 
-    kinds: tuple[LayerKind, ...]
+    kinds: tuple[LayerVariant, ...]
     kind_of: tuple[int, ...]  # the kind of each layer
     num_channels: int  # of the residual stream, before padding
     hidden: int
@@ -356,12 +356,12 @@ class Sizes:
         return len(self.kind_of)
 
     @property
-    def layers(self) -> tuple[LayerKind, ...]:
+    def layers(self) -> tuple[LayerVariant, ...]:
         """The kind of each layer."""
         return tuple(self.kinds[number] for number in self.kind_of)
 
     @property
-    def all_heads(self) -> tuple[Heads, ...]:
+    def all_heads(self) -> tuple[AttentionLayout, ...]:
         """Each shape of attention once."""
         return tuple(dict.fromkeys(kind.heads for kind in self.kinds if kind.heads.num_heads))
 

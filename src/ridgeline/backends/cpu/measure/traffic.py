@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 
 from ridgeline.backends.cpu.layout.model_weights import Weights
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
+from ridgeline.backends.cpu.layout.shapes import TOKENS, KernelConfig
 from ridgeline.backends.interface import Traffic
 from ridgeline.core.records import StepRecord
 from ridgeline.model.cost.costs import (
@@ -29,7 +29,7 @@ _FORMS = {"floats": "f32", "bf16": "bf16"}  # of activations; all others are byt
 
 def step_traffic(
     arch: ModelArch,
-    sizes: Sizes,
+    sizes: KernelConfig,
     weights: Weights,
     step: StepRecord,
     num_experts: int | None = None,
@@ -83,7 +83,7 @@ def step_traffic(
     }
 
 
-def _kv_bytes(arch: ModelArch, sizes: Sizes, start: int, num_tokens: int) -> int:
+def _kv_bytes(arch: ModelArch, sizes: KernelConfig, start: int, num_tokens: int) -> int:
     """Return the bytes of the cache that a chunk reads, of all layers."""
     num_bytes = 0
     for heads in sizes.all_heads:

@@ -22,7 +22,7 @@ from ridgeline.backends.cpu.stages.parts import TokenSpan, piece_of
 from ridgeline.backends.cpu.stages.split import layers_of, setup_of
 from ridgeline.backends.cpu.stages.wire import KNOWN_STEPS, Link, key_of, read_written, rows_of
 from ridgeline.backends.interface import BackendContext, Setup
-from ridgeline.backends.written_steps import Receiver
+from ridgeline.backends.step_codec import StepDecoder
 from ridgeline.core.step import Step
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
@@ -152,10 +152,10 @@ class _Orders:
 
 def _compute(link: Link, runner: CpuRunner, *, is_first: bool) -> None:
     """Compute the parts of steps as they come; each stage but the first waits for its rows."""
-    receiver, orders = Receiver(KNOWN_STEPS), _Orders(link)
+    decoder, orders = StepDecoder(KNOWN_STEPS), _Orders(link)
     while True:
         number, parts, written = orders.step()
-        step = receiver.read(read_written(written))
+        step = decoder.read(read_written(written))
         for place, pieces in enumerate(parts):
             work = tuple(
                 piece_of(step.work[p.item], p) for p in (TokenSpan(*one) for one in pieces)

@@ -1,8 +1,8 @@
 """The runner of a model whose layers are divided: it tells the stages, and is the last of them.
 
-Stages compute tokens before they are asked for (``backends.ahead``). As soon as the last one has
-drawn some tokens of a step, the first begins with them, while the last one goes on with the rest of
-the step. What comes out of the last but one is kept until the next step asks for it. The last stage
+Stages compute tokens before they are asked for (``backends.lookahead``). As soon as the last one
+has drawn some tokens of a step, the first begins with them, while the last one goes on with the
+rest. What comes out of the last but one is kept until the next step asks for it. The last stage
 itself never runs ahead: it alone knows what a request asks.
 """
 
@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.ahead import is_where, next_item
 from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.backends.cpu.runner import CpuRunner, load_runner
 from ridgeline.backends.cpu.stages.parts import LEAST_ROWS, TokenSpan, cut, merged, piece_of
@@ -34,12 +33,13 @@ from ridgeline.backends.interface import (
     BackendContext,
     CacheMemory,
     Counters,
-    Held,
     KeptAdapter,
+    MemoryUse,
     Setup,
     Traffic,
 )
-from ridgeline.backends.written_steps import Sender
+from ridgeline.backends.lookahead import is_where, next_item
+from ridgeline.backends.step_codec import StepEncoder
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import SeqId, Step, StepOutput, Work
 from ridgeline.model.files.adapters import AdapterWeights
@@ -70,15 +70,15 @@ class Stages:
             name = f"stage {stage + 1}"
             threading.Thread(target=self._read, args=(stage,), name=name, daemon=True).start()
 
-    def memory(self) -> dict[str, Held]:
+    def memory(self) -> dict[str, MemoryUse]:
         """Wait until all have loaded; return what they keep. Raises DeviceLost."""
-        found: dict[str, Held] = {}
+        found: dict[str, MemoryUse] = {}
         for _ in self._links:
             said = self._ready.get()
             self.raise_lost()
             stage, memory = said
             for name, held in memory.items():
-                found[f"stage {stage + 1}.{name}"] = Held(*held)._replace(
+                found[f"stage {stage + 1}.{name}"] = MemoryUse(*held)._replace(
                     device=f"stage {stage + 1}"
                 )
         return found
@@ -178,7 +178,7 @@ class StagesRunner:
         self.num_blocks, self._limits = last.num_blocks, (last.block_size, max_model_len)
         self._memory = stages.memory()
         self._num_stages = len(stages._links) + 1
-        self._sender, self._number = Sender(KNOWN_STEPS), 0
+        self._encoder, self._number = StepEncoder(KNOWN_STEPS), 0
         self._ahead: list[PartAhead] = []
         self.num_ahead = 0
         self.close = weakref.finalize(self, _close, stages, last)
@@ -249,10 +249,10 @@ class StagesRunner:
     def _tell(self, step: Step, parts: Sequence[Sequence[TokenSpan]]) -> int:
         """Let the stages compute a step in these parts; return the number they know it by."""
         self._number += 1
-        self.stages.tell(self._number, parts, self._sender.write(bare(step)))
+        self.stages.tell(self._number, parts, self._encoder.write(bare(step)))
         return self._number
 
-    def memory(self) -> dict[str, Held]:
+    def memory(self) -> dict[str, MemoryUse]:
         """Return what this stage keeps now, and the others since they had loaded."""
         return self._memory | self.last.memory()
 

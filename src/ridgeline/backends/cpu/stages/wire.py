@@ -125,7 +125,7 @@ def bare(step: Step) -> Step:
 
 
 def read_written(written: Any) -> Any:
-    """Return what ``written_steps.Sender`` wrote, after it went through JSON."""
+    """Return what ``step_codec.StepEncoder`` wrote, after it went through JSON."""
     items, copies, waits, state_copies = _tuples(written)
     return [(Work(*item), growth) for item, growth in items], copies, waits, state_copies
 

@@ -8,7 +8,7 @@ from ridgeline.backends.cuda.kernels.copy_blocks import copy_blocks
 from ridgeline.backends.cuda.kernels.draws.adjust import adjust
 from ridgeline.backends.cuda.kernels.draws.draw import draw
 from ridgeline.backends.cuda.kernels.draws.ranks import rank
-from ridgeline.backends.cuda.kernels.gate import gate
+from ridgeline.backends.cuda.kernels.gating import gate
 from ridgeline.backends.cuda.kernels.norm import add_norm, norm
 from ridgeline.backends.cuda.kernels.products.grouped import grouped_product
 from ridgeline.backends.cuda.kernels.products.low_rank import add_low_rank

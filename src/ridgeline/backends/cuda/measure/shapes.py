@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.model.weights import build
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import Setup
 from ridgeline.model.shape.latent import Latent
@@ -134,6 +134,6 @@ def random_runner(part: Part, shape: Shape, setup: Setup) -> CudaRunner:
         return part.normal(*size, scale=0.5 / size[-1] ** 0.5)
 
     weights = build(arch, random, setup.dtype, part.device)
-    runner = CudaRunner(Share(arch), weights, setup, ops=part.ops)
+    runner = CudaRunner(Shard(arch), weights, setup, ops=part.ops)
     runner.cache.blocks.normal_()
     return runner

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.backends.cuda.model.experts import meet
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.step.plan import AdapterPlan
 from ridgeline.model.files.adapters import MATRICES, AdapterWeights
 
@@ -61,7 +61,7 @@ def load_adapter(
     num_layers: int,
     dtype: torch.dtype,
     device: torch.device,
-    share: Share | None = None,
+    share: Shard | None = None,
 ) -> LoadedAdapter:
     """Upload an adapter, in the type of a model's activations.
 
@@ -96,7 +96,7 @@ def load_adapter(
 class AdaptedRows:
     """Which rows of a step have which adapter."""
 
-    def __init__(self, plan: AdapterPlan, share: Share, ops: Any) -> None:
+    def __init__(self, plan: AdapterPlan, share: Shard, ops: Any) -> None:
         """Look at a step's rows."""
         self._plan, self._share, self._ops = plan, share, ops
         self._met = meet(plan.slot_of[:, None].long(), len(plan.words))

@@ -1,4 +1,4 @@
-"""Latent attention (DeepSeek-V2, 2024) in its absorbed form: ``arch.latent``.
+"""Latent attention (DeepSeek-V2, 2024) in its absorbed form: ``model.shape.latent``.
 
 A query head's part of a matrix is multiplied like an expert to which every token goes. So a row has
 the same bits in any batch, and only attention itself needs an operation made for latents.

@@ -1,4 +1,4 @@
-"""Mixers that keep a state, as calls of operations: ``arch.recurrent``.
+"""Mixers that keep a state, as calls of operations: ``model.shape.recurrent``.
 
 Linear maps and whatever concerns single tokens are done for all rows of a step; convolutions and
 recurrences go through states (``step.cache``), which every rank has whole. Sums over channels are

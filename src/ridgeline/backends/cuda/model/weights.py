@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.backends.cuda.model.latent import by_head
 from ridgeline.backends.cuda.packed import Packed, from_gguf, pack, stack
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.sizes import packed_bits
 from ridgeline.backends.layer_weights import FeedForwardWeights, LayerWeights, Norm, load_layer
 from ridgeline.model.files.tensors import Checkpoint
@@ -86,10 +86,10 @@ def load(
     dtype: str,
     device: torch.device,
     progress: Callable[[int, int], None],
-    share: Share | None = None,
+    share: Shard | None = None,
 ) -> Weights:
     """Decode, convert and upload a model, a tensor at a time, or a rank's share of each."""
-    share, done = share or Share(checkpoint.arch), 0
+    share, done = share or Shard(checkpoint.arch), 0
 
     def get(name: str) -> Tensor | Packed:
         nonlocal done

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ridgeline.backends.cuda.processes.watch import (
+from ridgeline.backends.cuda.processes.rank_processes import (
     Failed,
     Loaded,
     NewAdapter,
@@ -53,7 +53,7 @@ def _serve(pipe: Connection, start: Start) -> None:
     # Late, so that Linux knows before this with which parent this process ends.
     from ridgeline.backends.cuda.loading import load_rank
     from ridgeline.backends.cuda.ranks.group import Ranks, connect
-    from ridgeline.backends.written_steps import Receiver
+    from ridgeline.backends.step_codec import StepDecoder
     from ridgeline.model.files.checkpoint import load_checkpoint
 
     count = start.setup.tensor_parallel_size
@@ -72,7 +72,7 @@ def _serve(pipe: Connection, start: Start) -> None:
     checkpoint = load_checkpoint(start.model)
     runner, ranks = load_rank(checkpoint, start.setup, nowhere, start.rank, meet)
     pipe.send(Ready(dict(runner.memory())))
-    receiver, number, adapters = Receiver(), 0, dict[int, Any]()
+    decoder, number, adapters = StepDecoder(), 0, dict[int, Any]()
     while True:
         what = pipe.recv()
         if isinstance(what, NewAdapter):
@@ -87,7 +87,7 @@ def _serve(pipe: Connection, start: Start) -> None:
             if isinstance(what, dict):
                 runner.prompt_logits(**what)
             else:
-                runner.execute(receiver.read(what))
+                runner.execute(decoder.read(what))
         except DeviceLost:
             raise
         except Exception as error:

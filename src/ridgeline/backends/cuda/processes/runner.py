@@ -16,19 +16,24 @@ import torch
 from numpy.typing import NDArray
 
 from ridgeline.backends.cuda.loading import keep_kernels, load_rank
-from ridgeline.backends.cuda.processes.watch import Loaded, NewAdapter, OldAdapter, Processes
+from ridgeline.backends.cuda.processes.rank_processes import (
+    Loaded,
+    NewAdapter,
+    OldAdapter,
+    Processes,
+)
 from ridgeline.backends.cuda.ranks.group import Ranks, connect
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import (
     BackendContext,
     CacheMemory,
     Counters,
-    Held,
     KeptAdapter,
+    MemoryUse,
     Setup,
     Traffic,
 )
-from ridgeline.backends.written_steps import Sender
+from ridgeline.backends.step_codec import StepEncoder
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, StepOutput
 from ridgeline.model.files.adapters import AdapterWeights
@@ -53,7 +58,7 @@ class RanksRunner:
         """Take a runner whose ranks are ready for their first step."""
         self.arch, self.first, self.processes, self._ranks = arch, first, processes, ranks
         self.num_blocks, self.looks_ahead = first.num_blocks, first.looks_ahead
-        self._sender, self._old = Sender(), deque[int]()
+        self._encoder, self._old = StepEncoder(), deque[int]()
         self._memory = processes.end_loading()
         weakref.finalize(self, processes.close)
 
@@ -66,7 +71,7 @@ class RanksRunner:
         """Execute a step on all ranks. Raises DeviceLost if one is lost, or does not go on."""
         while self._old:
             self.processes.tell(OldAdapter(self._old.popleft()))
-        with self.processes.told(self._sender.write(step)):
+        with self.processes.told(self._encoder.write(step)):
             self._ranks.advance()
             return self.first.execute(step)
 
@@ -76,7 +81,7 @@ class RanksRunner:
             self._ranks.advance()
             return self.first.prompt_logits(tokens, start)
 
-    def memory(self) -> dict[str, Held]:
+    def memory(self) -> dict[str, MemoryUse]:
         """Return what this rank keeps now, and the others since they were ready."""
         found = dict(self.first.memory())
         for rank, memory in self._memory.items():

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ridgeline.backends.cuda.step.ahead import is_plain
 from ridgeline.backends.cuda.step.edits import changes, edits
+from ridgeline.backends.cuda.step.lookahead import is_plain
 from ridgeline.backends.cuda.step.ranks import likeliest, ranks
 from ridgeline.backends.cuda.step.staging import StagedArray, Staging
 from ridgeline.backends.sampler.rule import rule, uniform_bits

@@ -7,7 +7,7 @@ from itertools import count
 from typing import NamedTuple
 
 from ridgeline.core.cache.kvcache import hash_block
-from ridgeline.foresight.routing.where import Where
+from ridgeline.foresight.routing.balancer import PrefixBalancer
 from ridgeline.foresight.simulator.run import SimRequest
 
 
@@ -56,12 +56,12 @@ def prefix_aware(max_more_tokens: int = 8192) -> Router:
     return choose
 
 
-def least_work() -> Where:
+def least_work() -> PrefixBalancer:
     """Return the rule of ``ridgeline serve`` itself; a key stands for about as much text there."""
-    return Where(PIECE_TOKENS)
+    return PrefixBalancer(PIECE_TOKENS)
 
 
-ROUTERS: dict[str, Callable[[], Router | Where]] = {
+ROUTERS: dict[str, Callable[[], Router | PrefixBalancer]] = {
     "least-work": least_work,
     "round-robin": round_robin,
     "least-tokens": lambda: least_tokens,

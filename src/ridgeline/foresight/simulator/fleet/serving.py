@@ -16,13 +16,13 @@ from heapq import heappop, heappush
 from itertools import count, islice
 
 from ridgeline.core.records import EngineRecord, RequestRecord
-from ridgeline.foresight.routing.where import PromptKeys, Where
+from ridgeline.foresight.routing.balancer import PrefixBalancer, PromptKeys
 from ridgeline.foresight.simulator.drafts import Drafts
+from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome, SimulatedRequest
 from ridgeline.foresight.simulator.fleet.routers import Router, View, keys_of, least_tokens
-from ridgeline.foresight.simulator.fleet.way import Ended, Way
 from ridgeline.foresight.simulator.run import (
     Clock,
-    NextTurn,
+    SessionTurn,
     SimRequest,
     TimeModel,
     new_replica,
@@ -103,7 +103,7 @@ class _FleetReplica:
             self._settings, self.clock, self.pace, None, self._drafts
         )
         self.replica.engine.end_listeners.append(self._note)
-        self.ways: dict[int, Way] = {}  # by the id of what the replica was asked
+        self.ways: dict[int, SimulatedRequest] = {}  # by the id of what the replica was asked
         self.num_pending = 0
         self._sent: dict[bytes, None] = {}
 
@@ -112,7 +112,7 @@ class _FleetReplica:
         num_done = way.num_to_read + sum(record.num_generated)
         way.note_work(num_done, record.num_cached_tokens)
 
-    def leave(self) -> list[Way]:
+    def leave(self) -> list[SimulatedRequest]:
         """Give up all requests, which have not ended; return them."""
         for number, request in self.replica.engine.requests.items():
             num_prompt = len(request.prompt)
@@ -122,7 +122,7 @@ class _FleetReplica:
             way.note_work(num_done, request.num_cached_tokens)
         return list(self.ways.values())
 
-    def take(self, way: Way, now_s: float) -> None:
+    def take(self, way: SimulatedRequest, now_s: float) -> None:
         """Let a request wait here."""
         if not self.replica.has_work():
             self.clock.now_s = max(self.clock.now_s, now_s)
@@ -146,7 +146,7 @@ class _FleetReplica:
         num_blocks = next((i for i, key in enumerate(keys) if key not in self._sent), len(keys))
         return num_blocks * self._settings.block_size
 
-    def step(self) -> list[Ended]:
+    def step(self) -> list[RequestOutcome]:
         """Run a step; return the requests that ended in it."""
         self.replica.admit()
         events = self.replica.step()
@@ -173,27 +173,27 @@ _FAULT, _ARRIVAL, _STEP = range(3)
 class _Fleet:
     """The heap and what stands around it."""
 
-    def __init__(self, members: Sequence[_FleetReplica], router: Router | Where) -> None:
+    def __init__(self, members: Sequence[_FleetReplica], router: Router | PrefixBalancer) -> None:
         self.members, self._router = members, router
-        for member in members if isinstance(router, Where) else ():
+        for member in members if isinstance(router, PrefixBalancer) else ():
             if member.is_open:
                 self._note_open(member)
         self.heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._order = count()
-        self.ended: list[Ended] = []
-        self.on_end: Callable[[Ended, float], None] = lambda ended, now_s: None
-        self._homeless: deque[Way] = deque()
+        self.ended: list[RequestOutcome] = []
+        self.on_end: Callable[[RequestOutcome, float], None] = lambda ended, now_s: None
+        self._homeless: deque[SimulatedRequest] = deque()
         self._stepping: set[int] = set()
 
     def _note_open(self, member: _FleetReplica) -> None:
-        assert isinstance(self._router, Where)
+        assert isinstance(self._router, PrefixBalancer)
         self._router.add(str(member.index), machine=str(member.index))
 
     def at(self, now_s: float, kind: int, act: Callable[[], None]) -> None:
         """Let something happen."""
         heappush(self.heap, (now_s, kind, next(self._order), act))
 
-    def arrive(self, way: Way, now_s: float) -> None:
+    def arrive(self, way: SimulatedRequest, now_s: float) -> None:
         """Send a request where the router says; let it wait if no replica is open."""
         member = self._chosen(way)
         if member is None:
@@ -202,9 +202,9 @@ class _Fleet:
             member.take(way, now_s)
             self._wake(member)
 
-    def _chosen(self, way: Way) -> _FleetReplica | None:
+    def _chosen(self, way: SimulatedRequest) -> _FleetReplica | None:
         """Return the replica that the router chooses; None if none is open."""
-        if isinstance(self._router, Where):  # which knows those that are open
+        if isinstance(self._router, PrefixBalancer):  # which knows those that are open
             prompt = PromptKeys(way.now.num_to_read, way.keys())
             name = self._router.best(prompt)
             if name is None:
@@ -223,7 +223,7 @@ class _Fleet:
 
     def open(self, member: _FleetReplica, now_s: float) -> None:
         """Let a replica take requests, first those that found none open."""
-        if isinstance(self._router, Where) and not member.is_open:
+        if isinstance(self._router, PrefixBalancer) and not member.is_open:
             self._note_open(member)
         member.is_open = True
         waiting, self._homeless = self._homeless, deque()
@@ -233,7 +233,7 @@ class _Fleet:
     def evict(self, fault: Evict) -> None:
         """Close a replica; it goes on until its notice is over."""
         member = self.members[fault.replica]
-        if isinstance(self._router, Where) and member.is_open:
+        if isinstance(self._router, PrefixBalancer) and member.is_open:
             self._router.remove(str(member.index))
         member.is_open = False
         end_s = fault.at_s + fault.notice_s
@@ -266,7 +266,7 @@ class _Fleet:
             self.end(ended)
         self._wake(member)
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: RequestOutcome) -> None:
         """Note that a request ended."""
         self.ended.append(ended)
         self.on_end(ended, self.members[ended.replica or 0].clock.now_s)
@@ -287,12 +287,12 @@ def serve_fleet(
     times: TimeModel,
     num_replicas: int,
     *,
-    router: Router | Where = least_tokens,
+    router: Router | PrefixBalancer = least_tokens,
     faults: Sequence[_Fault] = (),
     concurrency: int | None = None,
     opens_s: Sequence[float] = (),
     drafts: Drafts | None = None,
-) -> list[Ended]:
+) -> list[RequestOutcome]:
     """Serve a load with several replicas; return how each request ended, in that order.
 
     Args:
@@ -328,17 +328,18 @@ def serve_fleet(
 def _let_come(fleet: _Fleet, load: Sequence[SimRequest], concurrency: int | None) -> None:
     """Let sessions arrive, and each further turn behind the one before."""
     turns = (
-        NextTurn(one[0].arrival_s or 0.0, i, one, 0, ()) for i, one in enumerate(sessions_of(load))
+        SessionTurn(one[0].arrival_s or 0.0, i, one, 0, ())
+        for i, one in enumerate(sessions_of(load))
     )
-    under_way: dict[int, NextTurn] = {}
+    under_way: dict[int, SessionTurn] = {}
 
-    def arrive(turn: NextTurn) -> None:
+    def arrive(turn: SessionTurn) -> None:
         asked = turn.asked() if len(turn.session) > 1 else turn.session[0]
         under_way[id(asked)] = turn
-        way = Way(asked, turn.at_s)
+        way = SimulatedRequest(asked, turn.at_s)
         fleet.at(turn.at_s, _ARRIVAL, lambda: fleet.arrive(way, turn.at_s))
 
-    def go_on(ended: Ended, now_s: float) -> None:
+    def go_on(ended: RequestOutcome, now_s: float) -> None:
         turn = under_way.pop(id(ended.asked))
         then = None if ended.is_lost else turn.then(ended.asked, now_s)
         if then is None and concurrency is not None and (first := next(turns, None)):

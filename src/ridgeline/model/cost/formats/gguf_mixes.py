@@ -4,8 +4,8 @@ A name is of a mix, not of one format: the head keeps more bits, and so do the m
 hurt most, in all layers or in some of them. The rules are those of ``llama_tensor_get_type`` in
 ``llama-quant.cpp`` (2026): without an importance matrix, but for the mixes of 1 to 3 bits whose
 files it does not write without one (iq1_s to iq3_xxs). They stand here alone, by the roles of
-matrices: the planner finds these by names of modules (``mixed_modules``), and ``quantise.targets``
-by names of GGUF tensors.
+matrices: the planner finds these by names of modules (``mixed_modules``), and
+``engine.quantise.targets`` by names of GGUF tensors.
 """
 
 from __future__ import annotations

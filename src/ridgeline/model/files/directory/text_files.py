@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.model.files import RECOMMENDED
 from ridgeline.model.files.directory.folder import Folder
-from ridgeline.model.files.sentence import ids_between
+from ridgeline.model.files.sentence_transformers import ids_between
 from ridgeline.model.files.tensors import ModelFileError
 
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published tokenizer.json has half of this

@@ -295,11 +295,11 @@ class Family:
             What begins with ``../`` stands in the layer before.
         instead: canonical name within a layer to the name that some files have for it.
         prefix: of a layer's tensors; ``{}`` stands for its number.
-        facts: "mixer", "latent" (see ``arch.latent``), "recurrent", "ffn", "shared" (the expert
-            of all tokens), "beside" (the network beside experts), "dense" (that of the first layers
-            instead of experts), "chunk" (see ``context_end``) or "layer", a dot and a field, or a
-            field of the model, to its reader. "rope.turns" says whether positions turn queries and
-            keys at all.
+        facts: "mixer", "latent" (see ``model.shape.latent``), "recurrent", "ffn", "shared" (the
+            expert of all tokens), "beside" (the network beside experts), "dense" (that of the first
+            layers instead of experts), "chunk" (see ``context_end``) or "layer", a dot and a field,
+            or a field of the model, to its reader. "rope.turns" says whether positions turn queries
+            and keys at all.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; "switch of all" layers; "pattern" for some in turn; or
             "named" for those that ``layer_types`` names.

@@ -1,9 +1,9 @@
 """Safetensors whose config.json has a ``quantization_config``: what it says, and its tensors.
 
 Each method stores a matrix as several tensors (``qweight``, ``scales``, ...). Here these become one
-tensor, in blocks of ``models.encodings``, under the name that the matrix has elsewhere. Nothing is
-read for that but small tensors that decide the type: a matrix is converted when it is asked for.
-Which layers are not quantised follows from the tensors that there are.
+tensor, in blocks of ``model.files.encodings``, under the name that the matrix has elsewhere.
+Nothing is read for that but small tensors that decide the type: a matrix is converted when it is
+asked for. Which layers are not quantised follows from the tensors that there are.
 """
 
 from __future__ import annotations

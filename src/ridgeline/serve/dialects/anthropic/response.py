@@ -73,8 +73,12 @@ class AnthropicWriter:
         return b"".join([*self._begin(), last, self._event("message_stop", **self._receipt())])
 
     def _receipt(self) -> dict[str, Any]:
-        witness = self._answers.witness
-        return {"receipt": witness.receipt(self._items.texts(_PLACES))} if witness else {}
+        receipt_recorder = self._answers.receipt_recorder
+        return (
+            {"receipt": receipt_recorder.receipt(self._items.texts(_PLACES))}
+            if receipt_recorder
+            else {}
+        )
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""

@@ -83,7 +83,7 @@ class LlamaCppRequest(CompletionRequest):
     ]
     n_predict: int = Field(-1, ge=-1, lt=1 << 63)  # -1: as many as the model has room for
     seed: int | None = Field(None, ge=-1, lt=1 << 63)  # -1: a fresh one
-    # Where the answer ends by its lines (``decoding.lines``):
+    # Where the answer ends by its lines (``core.decoding.lines``):
     n_indent: int = Field(0, ge=0, lt=1 << 31)
     t_max_predict_ms: float = Field(0, ge=0, lt=1e15)
     id_slot: int = Field(-1, ge=-1, lt=1 << 31)  # whose last request this is (``slots``); -1: none
@@ -312,9 +312,12 @@ class LlamaCppWriter:
 
     def _receipt(self) -> dict[str, Any]:
         """Return what the last of the answers has, a receipt of all, if it was asked for."""
-        witness, place = self._answers.witness, "[{}].content" if self._body.is_batch else "content"
+        receipt_recorder, place = (
+            self._answers.receipt_recorder,
+            "[{}].content" if self._body.is_batch else "content",
+        )
         texts = {place.format(one.index): one.kept_text for one in self._answers.chosen}
-        return {"receipt": witness.receipt(texts)} if witness else {}
+        return {"receipt": receipt_recorder.receipt(texts)} if receipt_recorder else {}
 
     def _settings(self) -> dict[str, Any]:
         """Return the sampling that was asked for, and the model's own recommendations with it."""

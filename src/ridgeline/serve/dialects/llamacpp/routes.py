@@ -199,7 +199,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
             "chat_template": text.chat_template.source,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"ridgeline {__version__}",
-            "is_sleeping": service.naps.level > 0,
+            "is_sleeping": service.sleep_state.level > 0,
             "reasoning": text.reasoning is not None,
             "sampling_fields": samplers,
         }

@@ -21,7 +21,7 @@ from ridgeline.serve.http.request_model import Strict, bad_value
 from ridgeline.serve.http.turns import in_thread
 
 if TYPE_CHECKING:  # imported only where a server has such files
-    from ridgeline.engine.kv_disk.tier import Tier
+    from ridgeline.engine.kv_disk.cache_tier import Tier
 
 
 def slot(index: int, max_model_len: int, sequence: dict[str, Any] | None) -> dict[str, Any]:

@@ -58,8 +58,12 @@ class ResponsesWriter:
 
     def whole(self) -> dict[str, Any]:
         """Return the whole response."""
-        witness = self._answers.witness
-        receipt = {"receipt": witness.receipt(self._items.texts(_PLACES))} if witness else {}
+        receipt_recorder = self._answers.receipt_recorder
+        receipt = (
+            {"receipt": receipt_recorder.receipt(self._items.texts(_PLACES))}
+            if receipt_recorder
+            else {}
+        )
         return self._response() | receipt
 
     def take(self, event: StreamEvent) -> list[bytes]:

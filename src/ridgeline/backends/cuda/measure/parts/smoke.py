@@ -23,7 +23,7 @@ from ridgeline.backends.cuda.measure.inputs.adapters import adaptable, random_ad
 from ridgeline.backends.cuda.measure.part import Case, Part
 from ridgeline.backends.cuda.measure.shapes import BLOCK_SIZE, SMALL_ARCHS, setup_of
 from ridgeline.backends.cuda.model.weights import load
-from ridgeline.backends.cuda.ranks.share import Share
+from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import BackendContext
 from ridgeline.core.cache.kvcache import KVCache
@@ -84,7 +84,7 @@ def _model(part: Part, name: str, dtype: str) -> None:
     what = f"{name} {dtype}"
     part.say(f"{what} loaded", num_blocks=ours.num_blocks, ok=ours.num_blocks >= _NUM_BLOCKS)
     weights = load(checkpoint, dtype, torch.device("cpu"), lambda done, of: None)
-    model = _Model(what, dtype, ours, CudaRunner(Share(arch), weights, setup))
+    model = _Model(what, dtype, ours, CudaRunner(Shard(arch), weights, setup))
     part.run(_checks(part, model), need_s=0)
 
 

@@ -1,0 +1,141 @@
+"""Which models can judge: guards of a known family, and encoders for topics.
+
+An encoder judges by its vectors: how near a text is to examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Event
+from ridgeline.engine.outputs import cosine
+from ridgeline.engine.text_processor import TextProcessor
+from ridgeline.serve.engine.interface import EngineClient
+from ridgeline.serve.engine.request_stream import ClientGone, RequestStream, StreamError
+from ridgeline.serve.http.turns import Turns
+from ridgeline.trust.guards.families import FAMILIES, family_of
+from ridgeline.trust.guards.guard import Guard, GuardFailed, text_of
+from ridgeline.trust.guards.verdict import Ids, JudgeClient
+from ridgeline.trust.rules.judges import JudgeRule
+
+Vector = tuple[float, ...]
+_WILDGUARD = Path(__file__).with_name("wildguard.jinja")
+
+
+class TopicEncoder:
+    """A model that makes vectors.
+
+    Attributes:
+        name: of the model.
+        categories: it has none of its own.
+    """
+
+    categories: Mapping[str, Any] = {}
+
+    def __init__(self, name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> None:
+        """Compare with this model's vectors; ``turns`` tokenise."""
+        self.name = name
+        self._text, self._engine, self._turns = text, engine, turns
+        self._most = engine.settings.max_model_len
+        self._of_examples: dict[str, Vector] = {}
+
+    def trouble(self) -> str | None:
+        """Return why it makes no vectors any more, if so."""
+        why = self._engine.trouble()
+        return f"the encoder {self.name}: {why}" if why else None
+
+    def check(self, rule: JudgeRule) -> None:
+        """Raise ValueError if a rule asks what no encoder can say."""
+        if rule.categories or not rule.examples:
+            raise ValueError(f"{self.name} makes vectors: write examples, and no categories")
+
+    async def scores(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        rules: Sequence[JudgeRule],
+        judge_client: JudgeClient,
+    ) -> list[float]:
+        """Return for each rule the greatest cosine of the last message and one of its examples.
+
+        Of a text that is longer than the model reads the nearest part counts. Raises GuardFailed.
+        """
+        try:
+            wanted = {one for rule in rules for _, texts in rule.examples for one in texts}
+            missing = sorted(wanted - self._of_examples.keys())
+            parts = await self._turns.run(partial(self._parts, text_of(messages[-1])))
+            encoded = await self._turns.run(lambda: [self._parts(one)[0] for one in missing])
+            vectors = await self._vectors([*encoded, *parts], judge_client)
+        except (ValueError, StreamError) as error:
+            raise GuardFailed(f"the encoder {self.name} failed: {error}", 503) from error
+        self._of_examples |= zip(missing, vectors, strict=False)
+        own = vectors[len(missing) :]
+        return [
+            self._nearest(own, (one for _, some in rule.examples for one in some)) for rule in rules
+        ]
+
+    def _nearest(self, vectors: Sequence[Vector], examples: Iterable[str]) -> float:
+        return max(cosine(one, self._of_examples[text]) for text in examples for one in vectors)
+
+    def _parts(self, text: str) -> list[Ids]:
+        """Return the token ids of a text, in parts that the model can read."""
+        ids = self._text.encode(text)
+        if len(ids) <= self._most or len(text) < 2:
+            return [tuple(ids)]
+        middle = len(text) // 2
+        return self._parts(text[:middle]) + self._parts(text[middle:])
+
+    async def _vectors(self, prompts: list[Ids], judge_client: JudgeClient) -> list[Vector]:
+        stream = RequestStream(
+            prompts,
+            SamplingParams(pool=self._text.pooling),
+            self._text.new_text,
+            judge_client.tenant,
+            is_read=False,
+            is_background=judge_client.is_background,
+            name=judge_client.name,
+            cache_root=judge_client.cache_root,
+        )
+        found: dict[int, Vector] = {}
+        self._engine.submit(stream)
+        try:
+            while batch := await stream.events():
+                for index, event in batch:
+                    if isinstance(event, Event) and event.vector is not None:
+                        found[index] = event.vector
+        finally:
+            self._engine.abandon(stream, ClientGone())
+        if len(found) < len(prompts):
+            raise StreamError("the model made no vector")
+        return [found[index] for index in range(len(prompts))]
+
+
+Judge = Guard | TopicEncoder
+
+
+def judge_of(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Judge | None:
+    """Return a model as what judges, None if it is none. Raises ValueError as ``Guard`` does."""
+    if family := family_of(text.chat_template.source):
+        return Guard(name, text, engine, turns, family)
+    is_encoder = not text.has_head and not text.has_scores
+    return TopicEncoder(name, text, engine, turns) if is_encoder else None
+
+
+def known_judge(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Judge:
+    """Return a model as what it must be. Raises ValueError if it cannot judge.
+
+    WildGuard is known by its name, as its files have no template; the prompts are then ours.
+    """
+    if "wildguard" in name.lower() and family_of(text.chat_template.source) is None:
+        text.use_chat_template(_WILDGUARD)
+    judge = judge_of(name, text, engine, turns)
+    if judge is None:
+        known = ", ".join(family.name for family in FAMILIES)
+        raise ValueError(
+            f"--guard {name} is neither an encoder nor a known guard model, by its chat template: "
+            f"use one of {known}"
+        )
+    return judge

@@ -1,0 +1,188 @@
+"""What makes a server's receipts: its facts, its key, and a witness of each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ridgeline.core.request import Request
+from ridgeline.core.step import Event
+from ridgeline.engine.identity import fingerprint, with_adapter
+from ridgeline.serve.answer.choice_state import ChoiceState
+from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.engine.request_stream import RequestStream, StreamEvent
+from ridgeline.text.messages.message import AnswerReader, MessageForm
+from ridgeline.text.messages.tool_calls import MessageDelta
+from ridgeline.trust.receipts.signing import Signer
+from ridgeline.trust.receipts.statement import (
+    ENGINE,
+    FILTERED,
+    Receipt,
+    StatedAnswer,
+    StatedForm,
+    StatedModel,
+    StatedPrompt,
+    digest_of,
+    digest_of_logprobs,
+    enveloped,
+    name_of_reasoning,
+    parts_of,
+    statement_of,
+    texts_of,
+    tokens_of,
+)
+
+
+class ReceiptSigner:
+    """Makes the receipts of one server."""
+
+    def __init__(
+        self,
+        signer: Signer | None,
+        name: str,
+        facts: Mapping[str, Any],
+        files: Mapping[str, str],
+        max_model_len: int,
+    ) -> None:
+        """Sign with ``signer``, if there is one.
+
+        ``facts`` are those of ``engine.identity``, and ``files`` has digests of the model's.
+        """
+        self._signer, self._max_model_len = signer, max_model_len
+        self._fingerprint = fingerprint(facts)
+        self._model = StatedModel(name=name, digest=facts["model"], files=dict(files))
+        backend, dtype, kv_cache_dtype = facts["formats"]
+        tool_call, reasoning = facts["parsers"]
+        self._of_server = {
+            "template": facts["template"],
+            "formats": (backend, dtype, kv_cache_dtype),
+            "parsers": (tool_call, name_of_reasoning(reasoning)),
+            "code": facts["code"],
+            "libraries": tuple(facts["libraries"]),
+        }
+
+    def receipt(self, shown: Mapping[str, str], adapter: bytes, **of_answer: Any) -> dict[str, Any]:
+        """Return the receipt of an answer with these texts, signed."""
+        receipt = Receipt(
+            engine=ENGINE,
+            fingerprint=with_adapter(self._fingerprint, adapter),
+            adapter=adapter.hex(),
+            model=self._model,
+            max_model_len=self._max_model_len,
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            **self._of_server,
+            **of_answer,
+        )
+        payload = statement_of(receipt, shown)
+        return enveloped(payload, [self._signer.sign(payload)] if self._signer else [])
+
+
+class ReceiptRecorder:
+    """Sees the events of an answer before they are shown, and states them at its end."""
+
+    def __init__(
+        self,
+        receipt_signer: ReceiptSigner,
+        body: ChatRequest | CompletionRequest,
+        stream: RequestStream,
+        choices: Sequence[ChoiceState],
+        form: MessageForm | None,
+        *,
+        may_show: Callable[[int], bool],
+        rules: str | None,
+    ) -> None:
+        """Watch the answers to ``body``, which ``rules`` of this version may change.
+
+        ``may_show`` says of a prompt, by its number, whether it may be shown.
+        """
+        self._notary, self._body, self._stream, self._choices = (
+            receipt_signer,
+            body,
+            stream,
+            choices,
+        )
+        self._may_show = may_show
+        self._form, self._rules = form, rules
+        self._adapter = stream.adapter.digest  # the stream gives it back at its end
+        self._requests: dict[int, Request] = {}  # by prompt
+        self._seen = [_Seen(form) for _ in choices]
+        for choice in choices:
+            if choice.kept is None:
+                choice.kept = []
+
+    def take(self, event: StreamEvent) -> None:
+        """Take an event that the answers have not taken yet."""
+        prompt, payload = event
+        if isinstance(payload, Request):
+            self._requests[prompt] = payload
+        elif isinstance(payload, Event):
+            index = prompt * self._stream.params.num_answers + payload.seq_id[1]
+            if self._choices[index].finish_reason != FILTERED:
+                self._seen[index].take(payload)
+
+    def messages(self, place: str, choices: Sequence[ChoiceState]) -> dict[str, str]:
+        """Return the texts of choices that are messages, by their places in the answer.
+
+        ``place`` is that of a message, with ``{}`` for the choice's index.
+        """
+        return {
+            place.format(one.index) + name: text
+            for one in choices
+            for name, text in texts_of(one.kept or ()).items()
+        }
+
+    def receipt(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """Return the receipt of a complete answer, about its texts by their places in it."""
+        return self._notary.receipt(
+            {place: digest_of(text) for place, text in texts.items()},
+            self._adapter,
+            params=self._stream.params,
+            form=StatedForm.of(self._form) if self._form else None,
+            narrows=self._body.narrows,
+            rules=self._rules,
+            prompts=tuple(map(self._prompt, range(len(self._stream.prompts)))),
+            request=self._stream.name,
+        )
+
+    def _prompt(self, index: int) -> StatedPrompt:
+        params, request = self._stream.params_of(index), self._requests.get(index)
+        seed = request.default_seed if params.seed is None and request else params.seed or 0
+        first, n = index * params.num_answers, params.num_answers
+        answers = tuple(map(self._answer, range(first, first + n)))
+        are_told = self._may_show(index)
+        ids = self._stream.prompts[index]
+        tokens = tokens_of(ids, are_told=are_told)
+        return StatedPrompt(tokens=tokens, seed=seed % (1 << 64), answers=answers)
+
+    def _answer(self, index: int) -> StatedAnswer:
+        seen, choice = self._seen[index], self._choices[index]
+        is_cut = choice.finish_reason == FILTERED
+        is_ruled = self._rules is not None
+        return StatedAnswer(
+            tokens=tokens_of(seen.tokens, are_told=not is_ruled),
+            finish=FILTERED if is_cut else seen.finish,
+            stop=None if is_cut or is_ruled else seen.stop,
+            logprobs=digest_of_logprobs(seen.logprobs) if seen.logprobs and not is_ruled else None,
+            parts={} if is_ruled else parts_of(seen.pieces),
+        )
+
+
+class _Seen:
+    """The result of one answer."""
+
+    def __init__(self, form: MessageForm | None) -> None:
+        self._reader = AnswerReader(form)
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.pieces: list[MessageDelta] = []
+        self.finish = ""
+        self.stop: str | int | None = None
+
+    def take(self, event: Event) -> None:
+        self.pieces += self._reader.take(event)
+        if event.token is not None:
+            self.tokens.append(event.token)
+            self.logprobs += [event.logprobs.logprob] if event.logprobs else []
+        if event.finish_reason is not None:
+            self.finish, self.stop = event.finish_reason.value, event.stop_reason
