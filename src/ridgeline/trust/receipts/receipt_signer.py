@@ -1,4 +1,4 @@
-"""What makes a server's receipts: its facts, its key, and a witness of each answer."""
+"""What makes a server's receipts: its facts, its key, and a recorder of each answer."""
 
 from __future__ import annotations
 
