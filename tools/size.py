@@ -1,8 +1,9 @@
 """The sizes: print lines of code per directory, with the change against git HEAD.
 
 Run as ``python tools/size.py`` anywhere in the repository. Exit status 1 when a file, a function or
-the core is too long, a room has too many files, too many classes share a name, or a line of a
-document is too wide. Physical lines are counted, comments and blank ones too.
+the core is too long, a file is too short to be one, a room has too many files, too many classes
+share a name, or a line of a document is too wide. Physical lines are counted, comments and blank
+ones too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path, PurePosixPath
 
 TOPS = ("src", "tests", "tools", "peers")
 MAX_FILE_LINES = 800
+MIN_FILE_LINES = 60  # of a file of src that is no face, no table and no program
 MAX_FUNCTION_LINES = 80
 MAX_DOCUMENT_WIDTH = 120
 MAX_ROOM_FILES = 10  # at the top of a room, src/ridgeline/X; not below (docs/adr/0009)
@@ -26,6 +28,20 @@ MAX_ROOM_FILES = 10  # at the top of a room, src/ridgeline/X; not below (docs/ad
 MAX_SHARED_NAMES = 11
 # What cannot be broken: rows of tables, and the targets of links.
 UNBREAKABLE = re.compile(r"\s*\||\[[^]]+\]: ")
+# Files below the least, and why each has no home.
+SMALL = {
+    "backends/cuda/kernels/copy_blocks.py": "a kernel is a file",
+    "backends/cuda/kernels/draws/ranks.py": "a kernel is a file",
+    "backends/cuda/kernels/launching.py": "five files of kernels share it",
+    "backends/cuda/measure/parts/correct.py": "a program of its own process, by its name",
+    "backends/lookahead.py": "two backends share it, and know nothing of each other",
+    "bench/out_file.py": "all benches share it, and it writes files",
+    "cli/commands/stage.py": "a command is a file",
+    "cli/model_process.py": "a program of its own process",
+    "engine/setup/terminal.py": "it imports rich, and an engine starts without",
+    "text/tokenizers/process.py": "a program of its own process",
+    "trust/receipts/http.py": "a server imports it, and nothing else of receipts",
+}
 # The most lines that all .py files of the core may have together, without what reads and drafts a
 # sequence's tokens (docs/adr/0006).
 CORE, NOT_COUNTED, MAX_CORE_LINES = "src/ridgeline/core", "src/ridgeline/core/decoding", 3_400
@@ -80,6 +96,34 @@ def too_long(root: Path, lines: dict[str, int]) -> list[str]:
         for name, count, limit in limits
         if count > limit
     ]
+
+
+def too_short(root: Path, lines: dict[str, int]) -> list[str]:
+    """Say which files of src are too short, and which of ``SMALL`` are not, one line each."""
+    short = {
+        path.removeprefix("src/ridgeline/")
+        for path, count in lines.items()
+        if path.startswith("src/")
+        and count < MIN_FILE_LINES
+        and PurePosixPath(path).stem not in ("__init__", "__main__")
+        and _does_something(ast.parse((root / path).read_bytes()))
+    }
+    found = [
+        f"{path} has under {MIN_FILE_LINES} lines: it belongs to what uses it" for path in short
+    ]
+    found += [f"{path} is not small: SMALL need not name it" for path in SMALL]
+    return sorted(
+        line for line in found if (line.split()[0] in short) != (line.split()[0] in SMALL)
+    )
+
+
+def _does_something(tree: ast.Module) -> bool:
+    """Whether some function has a body beside its docstring: it is no table and no protocol."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return any(
+        not isinstance(function.body[-1], ast.Expr) or len(function.body) > 1
+        for function in functions
+    )
 
 
 def too_full(lines: Iterable[str]) -> list[str]:
@@ -141,7 +185,7 @@ def main() -> int:
     now = lines_now(root)
     print(table(now, lines_at_head(root)))
     complaints = [*too_long(root, now), *too_full(now), *too_ambiguous(root, now)]
-    complaints += too_wide(root)
+    complaints += [*too_short(root, now), *too_wide(root)]
     for complaint in complaints:
         print(f"size: {complaint}", file=sys.stderr)
     return 1 if complaints else 0

@@ -13,9 +13,14 @@ from rich.padding import Padding
 
 from ridgeline.cli.flags import UsageError
 from ridgeline.engine.setup.terminal import console, table_of_numbers
-from ridgeline.foresight.explain.baseline import usual_steps
 from ridgeline.foresight.explain.compare import METRICS
-from ridgeline.foresight.explain.explain import Explanation, Predict, explain, overtakers_of
+from ridgeline.foresight.explain.explain import (
+    Explanation,
+    Predict,
+    explain,
+    overtakers_of,
+    usual_steps,
+)
 from ridgeline.foresight.explain.picture import explain_svg
 from ridgeline.foresight.explain.prose import (
     as_dict,

@@ -13,9 +13,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
-from ridgeline.foresight.explain.baseline import usual_times
 from ridgeline.foresight.explain.compare import changes
-from ridgeline.foresight.explain.explain import Explanation, Json
+from ridgeline.foresight.explain.explain import Explanation, Json, usual_times
 from ridgeline.foresight.explain.prose import seconds
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of

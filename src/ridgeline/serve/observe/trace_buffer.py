@@ -15,8 +15,14 @@ from dataclasses import fields
 from typing import Any
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.foresight.explain.baseline import predictor, usual_steps
-from ridgeline.foresight.explain.explain import Explanation, Predict, explain, overtakers_of
+from ridgeline.foresight.explain.explain import (
+    Explanation,
+    Predict,
+    explain,
+    overtakers_of,
+    predictor,
+    usual_steps,
+)
 from ridgeline.foresight.explain.suggestions import MOST_TOKENS
 from ridgeline.foresight.explain.timeline import timeline
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
