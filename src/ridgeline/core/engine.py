@@ -1,7 +1,8 @@
 """The engine: schedule, execute, commit, and say what happened.
 
 The runner and the clock are parameters, so that serving, simulating and testing differ in nothing
-else. It knows nothing of text formats, threads and files.
+else. An engine's record says how it is set up, and from it another is set up alike. It knows
+nothing of text formats, threads and files.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from math import inf
 from typing import Any, TypeVar
 
 from ridgeline.core import commit
+from ridgeline.core.cache.kvcache import KVCache, hash_block
+from ridgeline.core.cache.states import new_states
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Search, Text
-from ridgeline.core.scheduling.policies import Load
+from ridgeline.core.scheduling.policies import Load, policy_of
 from ridgeline.core.scheduling.scheduler import Scheduler
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
 
 R = TypeVar("R")
@@ -309,6 +313,37 @@ class Engine:
             least_prompt_tokens=scheduler.policy.min_chunk,
             reserve_full=scheduler.policy.reserve_full,
         )
+
+
+def new_scheduler(
+    settings: EngineRecord,
+    *,
+    speculation: Speculation | None = None,
+    keeps_states: bool = True,
+    hash_block: Callable[[bytes, tuple[int, ...]], bytes] = hash_block,
+) -> Scheduler:
+    """Return a scheduler without requests, for an engine with these settings.
+
+    ``keeps_states`` of recurrent layers, where the model has some. Raises LookupError for a policy
+    that is not known.
+    """
+    num_checkpoints = settings.num_checkpoints if keeps_states else None
+    kv = KVCache(
+        settings.num_blocks,
+        settings.block_size,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        hash_block=hash_block,
+        states=new_states(settings.max_num_seqs, num_checkpoints),
+        windows=settings.windows,
+    )
+    return Scheduler(
+        kv,
+        policy_of(settings.policy, settings.least_prompt_tokens, settings.reserve_full),
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        speculation=speculation,
+        looks_ahead=settings.looks_ahead,
+    )
 
 
 def _kept(step: Step, output: StepOutput, events: list[Event]) -> tuple[tuple[int, ...], ...]:

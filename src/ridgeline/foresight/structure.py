@@ -144,3 +144,19 @@ def params_from(recorded: Mapping[str, Any]) -> SamplingParams:
     if isinstance(biases := params.get("logit_bias"), Mapping):  # JSON has text for keys
         params["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     return SamplingParams(**params)
+
+
+def engine_of(record: Mapping[str, Any]) -> EngineRecord:
+    """Return how an engine was set up, from its line in a trace.
+
+    Raises ValueError if the line lacks something.
+    """
+    named = [
+        field for field in fields(EngineRecord) if field.name in record or field.default is MISSING
+    ]
+    try:
+        values = {field.name: record[field.name] for field in named}
+    except KeyError as error:
+        raise ValueError(f"this is not a trace of this version: {error} is missing") from None
+    lists = values.keys() & {"eos_ids", "windows"}
+    return EngineRecord(**(values | {name: tuple(values[name]) for name in lists}))

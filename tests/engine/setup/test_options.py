@@ -12,7 +12,6 @@ import pytest
 from ridgeline.backends.cuda import approval
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
-from ridgeline.bench.simulate.engines import settings_of
 from ridgeline.core.scheduling.policies import POLICIES, Orca, SplitFuse, Static
 from ridgeline.engine.setup import resolve as resolving
 from ridgeline.engine.setup.home import default_home
@@ -444,4 +443,4 @@ def test_stages_look_ahead_and_so_do_their_simulations(
 ) -> None:
     config = resolve(Options(backend="cpu", stages=stages, block_size=32), ARCH)
     assert config.looks_ahead is looks_ahead
-    assert settings_of(config, ()).looks_ahead is looks_ahead
+    assert config.settings(()).looks_ahead is looks_ahead

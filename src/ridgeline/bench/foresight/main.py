@@ -33,7 +33,6 @@ from ridgeline.bench.foresight.table import (
 from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.search.served import first_model
-from ridgeline.bench.simulate.engines import settings_of
 from ridgeline.bench.simulate.predicted import SimulatedRun
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
@@ -193,7 +192,7 @@ def make_case(
         load=_asked(llm, lengths, [0.0] * len(lengths), Random(f"{seed} prompts")),
         refused={},
         concurrency=load.clients,
-        settings=settings_of(llm.config, llm.engine.eos_ids),
+        settings=llm.config.settings(llm.engine.eos_ids),
         times=calibration.times,
         edge=edge,
     )

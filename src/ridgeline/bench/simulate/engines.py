@@ -10,7 +10,7 @@ from ridgeline.core.scheduling.policies import POLICIES
 from ridgeline.engine.calibration.load import all_known
 from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.options import Options
-from ridgeline.engine.setup.resolve import EngineConfig, resolve
+from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
@@ -73,7 +73,7 @@ class EngineHere:
         low, middle, high = calibration.interval()
         times = calibration.times.scaled(middle)
         return SimulatedEngine(
-            settings=settings_of(config, self.checkpoint.eos_ids),
+            settings=config.settings(self.checkpoint.eos_ids),
             latency_model=LatencyModel(times, low / middle, high / middle, calibration.source, ""),
             calibration=calibration,
             others=tuple(one for one in kept if one is not calibration),
@@ -147,26 +147,6 @@ def check_options(options: Options) -> None:
         if getattr(options, name) != getattr(usual, name):
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} is about this machine: give no --on")
-
-
-def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
-    """Return the settings of the engine that a configuration makes."""
-    return EngineRecord(
-        policy=config.policy.name,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        enable_prefix_caching=config.enable_prefix_caching,
-        seed=config.seed,
-        eos_ids=eos_ids,
-        num_checkpoints=config.num_checkpoints,
-        windows=tuple(group.window for group in config.groups),
-        looks_ahead=config.looks_ahead,
-        least_prompt_tokens=config.policy.min_chunk,
-        reserve_full=config.policy.reserve_full,
-    )
 
 
 def _chosen(kept: Sequence[Calibration], source: str) -> Calibration:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import BackendContext, BackendRunner
-from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.core.cache.states import new_states
 from ridgeline.core.decoding.search import new_search
-from ridgeline.core.engine import Engine
+from ridgeline.core.engine import Engine, new_scheduler
 from ridgeline.core.records import Record
 from ridgeline.core.request import Request, Search
-from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.engine.setup.home import default_home, sweep, why_unwritable
 from ridgeline.engine.setup.options import Options
@@ -85,28 +83,16 @@ def new_engine(
     speculation: Speculation | None,
 ) -> Engine:
     """Return an engine over ``runner`` with nothing to do yet; ``listeners`` get its records."""
-    kv = KVCache(
-        runner.num_blocks if config.fills_device else config.num_blocks,
-        config.block_size,
-        enable_prefix_caching=config.enable_prefix_caching,
-        states=new_states(config.max_num_seqs, config.num_checkpoints),
-        windows=tuple(group.window for group in config.groups),
-    )
-    scheduler = Scheduler(
-        kv,
-        config.policy,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        speculation=speculation,
-        looks_ahead=config.looks_ahead,
-    )
+    settings = config.settings(checkpoint.eos_ids)
+    if config.fills_device:
+        settings = replace(settings, num_blocks=runner.num_blocks)
     return Engine(
-        scheduler,
+        new_scheduler(settings, speculation=speculation),
         runner,
         time.monotonic,
-        max_model_len=config.max_model_len,
-        eos_ids=checkpoint.eos_ids,
-        seed=config.seed,
+        max_model_len=settings.max_model_len,
+        eos_ids=settings.eos_ids,
+        seed=settings.seed,
         listeners=listeners,
         new_search=partial(_new_search, config),
     )

@@ -10,6 +10,7 @@ from typing import TypedDict, Unpack
 
 from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.backends.interface import Setup
+from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.policies import POLICIES, Orca, Policy, SplitFuse, Static
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.memory_fit import fit
@@ -47,6 +48,25 @@ class EngineConfig(Setup):
     speculative: SpeculativeConfig | None
     enable_contrastive_search: bool
     notes: tuple[str, ...]
+
+    def settings(self, eos_ids: tuple[int, ...]) -> EngineRecord:
+        """Return the settings of the engine that this makes."""
+        return EngineRecord(
+            policy=self.policy.name,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            enable_prefix_caching=self.enable_prefix_caching,
+            seed=self.seed,
+            eos_ids=eos_ids,
+            num_checkpoints=self.num_checkpoints,
+            windows=tuple(group.window for group in self.groups),
+            looks_ahead=self.looks_ahead,
+            least_prompt_tokens=self.policy.min_chunk,
+            reserve_full=self.policy.reserve_full,
+        )
 
 
 class MemoryShare(TypedDict, total=False):

@@ -16,7 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from ridgeline.core.cache.kvcache import KVCache, held_blocks
-from ridgeline.core.engine import Engine
+from ridgeline.core.engine import Engine, new_scheduler
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, RequestRecord
 from ridgeline.core.request import Request, Sequence, Status
@@ -24,7 +24,6 @@ from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Step, StepOutput
 from ridgeline.foresight.simulator.run import Clock, TimeModel
-from ridgeline.foresight.simulator.scheduler import new_scheduler
 from ridgeline.foresight.step_time.features import of_step
 
 _NEVER = 1 << 62

@@ -15,15 +15,14 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ridgeline.core.decoding.search import new_search
-from ridgeline.core.engine import Engine
+from ridgeline.core.engine import Engine, new_scheduler
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Step, StepOutput, Work
-from ridgeline.foresight.simulator.scheduler import engine_of, new_scheduler
-from ridgeline.foresight.structure import params_from, to_json
+from ridgeline.foresight.structure import engine_of, params_from, to_json
 
 Json = Mapping[str, Any]
 

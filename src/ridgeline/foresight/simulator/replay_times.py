@@ -22,8 +22,8 @@ from ridgeline.foresight.simulator.replay import (
     params_of,
 )
 from ridgeline.foresight.simulator.run import Clock, SimRequest, new_replica
-from ridgeline.foresight.simulator.scheduler import engine_of
 from ridgeline.foresight.step_time.features import Windows
+from ridgeline.foresight.structure import engine_of
 from ridgeline.model.cost.costs import Features
 
 Json = Mapping[str, Any]

@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
 
-from ridgeline.core.engine import Engine
+from ridgeline.core.engine import Engine, new_scheduler
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.core.request import Sequence, Text
@@ -27,7 +27,6 @@ from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Step, StepOutput, Work
 from ridgeline.foresight.simulator.drafts import Drafts, SimDrafter
-from ridgeline.foresight.simulator.scheduler import new_scheduler
 from ridgeline.foresight.step_time.features import Windows, of_step
 from ridgeline.model.cost.costs import Features
 
