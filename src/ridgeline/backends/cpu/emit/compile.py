@@ -173,7 +173,7 @@ def kernel_sources() -> list[Path]:
     backend = Path(__file__).parents[1]
     folders = (backend / "emit", backend / "layout", backend.parents[1] / "model" / "shape")
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    return [*files, backend.parent / "sampler" / "rule.py"]
+    return [*files, backend.parent / "arrays.py", backend.parent / "sampler" / "rule.py"]
 
 
 def _key(sizes: KernelConfig, kinds: Sequence[str], eps: float, target: Target) -> str:
