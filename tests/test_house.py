@@ -12,9 +12,9 @@ BOUNDS = {
     "doors": 251,
     "doors below a top": 116,
     "arrows between rooms": 65,
-    "files": 675,
+    "files": 674,
     "files with one importer": 159,
-    "lines in the package": 115_900,
+    "lines in the package": 115_860,
     "parameters of the largest constructor": 19,
 }
 SHOWN = {
