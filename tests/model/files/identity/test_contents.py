@@ -139,8 +139,8 @@ def test_the_system_that_keeps_no_folder_says_nothing(tmp_path: Path) -> None:
     """A thread that takes a digest beside a start must not write into its terminal."""
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from ridgeline.model.files.identity.digests import Contents\n"
-        "Contents({'m': Path(sys.argv[1])}).start(Path('/proc/nowhere'))\n"
+        "from ridgeline.model.files.identity.digests import FileDigests\n"
+        "FileDigests({'m': Path(sys.argv[1])}).start(Path('/proc/nowhere'))\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "absent")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
