@@ -275,7 +275,7 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def having(self, prepare: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        """Have it answer a request within the block. Raises LetGo when ``let_go`` is called.
+        """Have it answer a request within the block. Raises Draining when ``let_go`` is called.
 
         ``prepare`` is run before that if the server leaves, since it still answers then.
         """
