@@ -69,7 +69,7 @@ class Made(Enum):
 def negated(schema: Any, resolve: Resolve, path: str, depth: int = 0) -> Any:
     """Return a schema of values that do not fit ``schema``: of all such, or of some.
 
-    ``resolve`` returns what a reference stands for. Raises Unenforceable if there is no such schema.
+    ``resolve`` returns what a reference stands for. Raises Unenforceable if there is none.
     """
     if isinstance(schema, bool):
         return not schema
