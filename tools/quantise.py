@@ -27,7 +27,7 @@ from ridgeline.model.files.families import HF_FAMILIES
 from ridgeline.model.files.quantized.parts import packed
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.text.grammar.export import export_tokenizer
-from ridgeline.text.infill import tokenizer_of
+from ridgeline.text.of_checkpoint import tokenizer_of
 
 Array = NDArray[Any]
 Stored = dict[str, tuple[str, Array]]  # end of a name -> type in the file, values

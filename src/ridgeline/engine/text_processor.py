@@ -23,12 +23,13 @@ from ridgeline.core.structured import StructuredOutputsParams
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import give_back, memory_in_use
 from ridgeline.text.grammar.export import tokenizer_config
-from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt, tokenizer_of
+from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt
 from ridgeline.text.messages.call_bounds import BoundedCalls
 from ridgeline.text.messages.json_repeats import EndingRepeats, JsonTokens, json_tokens
 from ridgeline.text.messages.message import REASONINGS, MessageForm
 from ridgeline.text.messages.tool_grammar import message_grammar
 from ridgeline.text.messages.tools import ToolFormat, ToolUse, format_named
+from ridgeline.text.of_checkpoint import tokenizer_of
 from ridgeline.text.template.chat import ChatTemplate
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 

@@ -40,7 +40,8 @@ from ridgeline.serve.http.strangers import Listener
 from ridgeline.serve.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 from ridgeline.serve.triton_grpc import check_grpc_port, grpc_beside
 from ridgeline.serve.tunnel.proof import NotTaken
-from ridgeline.system.machine import raise_file_limit, read_key
+from ridgeline.system.machine import raise_file_limit
+from ridgeline.system.shared_secret import read_key
 from ridgeline.trust.receipts.http import add_receipts, signer_of
 from ridgeline.version import __version__
 

@@ -29,7 +29,8 @@ from ridgeline.serve.http.web_server import LOOPBACK, WebServer, address, obey_s
 from ridgeline.serve.triton_grpc import check_grpc_port, grpc_beside
 from ridgeline.serve.tunnel.joining import Joining, RouterAddress
 from ridgeline.serve.tunnel.middleware import Tunnel
-from ridgeline.system.machine import DeviceLost, raise_file_limit, read_key
+from ridgeline.system.machine import DeviceLost, raise_file_limit
+from ridgeline.system.shared_secret import read_key
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
     from ridgeline.trust.audit.log import AuditLog

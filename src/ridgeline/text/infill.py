@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.model.files.tensors import Checkpoint
-from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 # How vocabularies spell the tokens around prefix, suffix and middle. Each model has one set.
 _SPELLINGS = (
@@ -183,21 +182,3 @@ def _context(
     if not parts:
         return [], 0
     return [*frame, *(i for part in parts for i in part), *ending], len(parts)
-
-
-def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
-    """Return the tokenizer; control tokens are also those that templates or infilling name.
-
-    Raises:
-        ModelFileError: damaged, hostile or not supported; the message says what.
-    """
-    return load_tokenizer(
-        checkpoint.tokenizer,
-        checkpoint.bos_id,
-        checkpoint.begin_ids,
-        checkpoint.end_ids,
-        checkpoint.eos_ids,
-        named_in=" ".join(
-            (FIM_SPELLINGS, checkpoint.chat_template or "", checkpoint.tool_template or "")
-        ),
-    )

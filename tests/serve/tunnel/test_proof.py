@@ -22,7 +22,7 @@ from ridgeline.serve.tunnel.proof import (
     greet_router,
     greet_server,
 )
-from ridgeline.system.machine import proof, read_key
+from ridgeline.system.shared_secret import proof, read_key
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 HELLO = {"kind": "server", "id": "one"}

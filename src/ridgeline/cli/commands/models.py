@@ -39,7 +39,7 @@ from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
 from ridgeline.planner.needs import Needs, needs_of_file
 from ridgeline.system.report import decimal_size
 from ridgeline.text.grammar.export import export_tokenizer
-from ridgeline.text.infill import tokenizer_of
+from ridgeline.text.of_checkpoint import tokenizer_of
 
 MODEL_HELP = (
     "A short name, a .gguf file, a directory, owner/name on the Hugging Face hub (perhaps "

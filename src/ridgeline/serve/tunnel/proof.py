@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ridgeline.system.machine import is_proof, proof
+from ridgeline.system.shared_secret import is_proof, proof
 
 PATH, PROTOCOL = "/v1/fleet/join", "ridgeline-fleet"  # of the request that becomes a link
 TICKET = "x-ridgeline-link"  # its header, which proves the key before a link takes any place

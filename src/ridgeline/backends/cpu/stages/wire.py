@@ -19,7 +19,7 @@ import numpy as np
 
 from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.core.step import Step, Work
-from ridgeline.system.machine import is_proof, proof, read_key
+from ridgeline.system.shared_secret import is_proof, proof, read_key
 
 KNOWN_STEPS = 64  # that a step may refer to: those of two rounds with all their parts
 _HEAD = struct.Struct("<IQ")  # bytes of JSON, and of rows behind it
