@@ -1,6 +1,6 @@
 """Simulation: the server's own path from arrival to token, under a clock that is a number.
 
-Admission, engine, scheduler, policies and cache are those of the server. What stands for the model
+The front, engine, scheduler, policies and cache are those of the server. What stands for the model
 is a runner that answers at once and lets the clock go on by as long as a step would take. So a
 simulation is a function of the load, the settings and the model of time; nothing in it is random.
 
@@ -19,10 +19,10 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from ridgeline.core.engine import Engine, new_scheduler
+from ridgeline.core.front import Front
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.core.request import Sequence, Text
-from ridgeline.core.scheduling.admission import Admission
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Step, StepOutput, Work
@@ -195,7 +195,7 @@ class VirtualRunner:
 
 
 class Replica:
-    """Admission and engine, put together as the server's engine thread does it.
+    """A front and an engine: what the server runs in a thread, under any clock.
 
     Attributes:
         ended: the requests that ended in the last step.
@@ -214,8 +214,7 @@ class Replica:
         """
         self.engine = engine
         self.ended: list[SimRequest] = []
-        self._queue: Admission[SimRequest] = Admission()
-        self._promised: list[SimRequest] = []
+        self._front: Front[SimRequest] = Front()
         self._on_add, self._new_text = on_add, new_text
         self._owners: dict[int, SimRequest] = {}
         self._closed: list[RequestRecord] = []
@@ -225,7 +224,7 @@ class Replica:
     @property
     def num_queued(self) -> int:
         """Prompts that wait before the engine."""
-        return len(self._queue)
+        return len(self._front)
 
     def leave(self) -> None:
         """Give the engine back, which has no requests now."""
@@ -233,30 +232,23 @@ class Replica:
 
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._queue or self._promised) or self.engine.has_work()
+        return self._front.is_wanted or self.engine.has_work()
 
     def push(self, asked: SimRequest) -> None:
         """Let a request wait for its turn."""
-        if asked.due_s < inf:
-            self._promised.append(asked)
-            return
-        prompts = [(asked, asked.num_to_read)]
-        self._queue.push(asked.tenant, prompts, asked.num_seqs)
+        prompts, is_promised = [(asked, asked.num_to_read)], asked.due_s < inf
+        self._front.push(asked.tenant, prompts, asked.num_seqs, is_promised=is_promised)
 
     def admit(self) -> None:
         """Let in whom the engine could start. Raises ValueError if a request can never run."""
-        room, promised = self.engine.scheduler.room(), self._promised
-        if promised:  # others have room then only where they have less than their share
-            self._promised, room = [], room._replace(num_seqs=0)
-            for asked in promised:
-                self._queue.charge(asked.tenant, asked.num_to_read)
+        room, is_busy = self.engine.scheduler.room(), self.engine.has_work()
         # A request of one prompt has no sequence in the engine before it enters.
-        for asked in promised + self._queue.take(room, held=lambda asked: 0):
+        for asked in self._front.take(room, lambda asked: 0, is_busy=is_busy, gives_way=False):
             self.enter(asked)
 
     def end_gone(self, now_s: float) -> None:
         """End the requests whose clients have gone."""
-        self._queue.remove(lambda asked: asked.gone_s is not None and asked.gone_s <= now_s)
+        self._front.remove(lambda asked: asked.gone_s is not None and asked.gone_s <= now_s)
         for request_id, asked in self._owners.items():
             if asked.gone_s is not None and asked.gone_s <= now_s:
                 self.engine.abort(request_id)
@@ -271,18 +263,18 @@ class Replica:
             return []
         if is_read is None:
             is_read = any(asked.is_read for asked in self._owners.values())
-        num_outside = len(self._queue) if num_outside is None else num_outside
+        num_outside = self._front.num_outside if num_outside is None else num_outside
         events = engine.step(Load(num_outside, is_read))
         owners = self._owners
         served = Counter([owners[e.seq_id[0]].tenant for e in events if e.token is not None])
         for tenant, num_tokens in served.items():
-            self._queue.charge(tenant, num_tokens)
+            self._front.charge(tenant, num_tokens)
         for record in self._closed:
             asked = self._owners.pop(record.request_id)
             self.ended.append(asked)
             if asked.sampling().searches:  # beams that were not chosen are not reported
                 num_all = asked.num_seqs * max(record.num_generated)
-                self._queue.charge(asked.tenant, num_all - sum(record.num_generated))
+                self._front.charge(asked.tenant, num_all - sum(record.num_generated))
         self._closed.clear()
         return events
 

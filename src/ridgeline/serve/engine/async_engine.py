@@ -1,11 +1,8 @@
 """Between asyncio and the engine: one thread runs the engine, streams carry its events to the loop.
 
 All streams' events of one step wake the loop once; an idle engine sleeps on a condition. Requests
-wait here, in fair order, until the engine could start them, so that its own queue stays short.
-Those with a promise enter at once; while there are any, others enter only as they are permitted,
-or where they have less than their share of the engine.
-Requests in the background, as those of a batch, run while no other request is there: they give way
-before the next step, and go on from their tokens.
+wait here, in the order of ``core.front``, until the engine could start them.
+Those in the background, as of a batch, give way to others and go on from their tokens.
 The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
 engine until the reader has caught up.
 A step that fails is executed again by halves, until the request that breaks it is found.
@@ -31,9 +28,9 @@ from typing_extensions import override
 
 from ridgeline.core.cache.kvcache import held_blocks
 from ridgeline.core.engine import Engine
+from ridgeline.core.front import QUIET_S, Front
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.request import Request, Sequence, Status
-from ridgeline.core.scheduling.admission import Admission
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.queues import Queues
 from ridgeline.core.step import Event, Runner, Step, StepOutput
@@ -50,7 +47,6 @@ from ridgeline.system.machine import DeviceLost
 
 _log = logging.getLogger("ridgeline.serve")
 _WATCH_S = 0.5  # between two looks whether the thread is well
-_QUIET_S = 0.5  # without a request, until the background goes on: a client may ask again
 _MAX_SHOWN = 128  # sequences that a view has; the counts include the others
 _MESSAGE = "the model failed on this request; the server's log says more"
 
@@ -76,13 +72,8 @@ class AsyncEngine(EngineClient):
         engine.runner = BisectingRunner(engine.runner, self._note_failure)
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()
-        self._queue: Admission[tuple[RequestStream, int]] = Admission()
-        self._background: Admission[tuple[RequestStream, int]] = Admission()
-        self._waited_s = -inf  # when a request was last there that people wait for
-        self._gives_way = False  # whether the background is paused
+        self._front: Front[tuple[RequestStream, int]] = Front()
         self._lagging: set[RequestStream] = set()  # whose readers are behind
-        self._promised: list[RequestStream] = []
-        self._num_permitted: float = inf  # prompts of the queue that may enter beside promises
         self._gone: list[RequestStream] = []
         self._pauses: dict[RequestStream, bool] = {}  # whether it is to be paused from now on
         self._callbacks: list[Callable[[], None]] = []
@@ -132,7 +123,8 @@ class AsyncEngine(EngineClient):
     @property
     @override
     def num_queued(self) -> int:
-        return len(self._queue)
+        with self._wake:
+            return len(self._front)
 
     @override
     def submit(self, stream: RequestStream) -> None:
@@ -140,17 +132,16 @@ class AsyncEngine(EngineClient):
             raise StreamError(why, 503)
         self._streams.add(stream)
         with self._wake:
-            if stream.due_s < inf:
-                self._promised.append(stream)
-            else:
-                prompts = [((stream, i), len(stream.prompts[i])) for i in stream.open_prompts]
-                self._queue_of(stream).push(stream.tenant, prompts, stream.params.num_seqs)
+            self._front.push(
+                stream.tenant,
+                [((stream, i), len(stream.prompts[i])) for i in stream.open_prompts],
+                stream.params.num_seqs,
+                is_promised=stream.due_s < inf,
+                is_background=stream.is_background,
+            )
             self._wake.notify()
         if not stream.is_background:
             self.on_submit(stream)
-
-    def _queue_of(self, stream: RequestStream) -> Admission[tuple[RequestStream, int]]:
-        return self._background if stream.is_background else self._queue
 
     @override
     def abandon(self, stream: RequestStream, why: Exception) -> None:
@@ -170,7 +161,7 @@ class AsyncEngine(EngineClient):
     @override
     def permit(self, num_prompts: float) -> None:
         with self._wake:
-            self._num_permitted = num_prompts
+            self._front.num_permitted = num_prompts
             self._wake.notify()
 
     def abandon_all(self, why: StreamError) -> None:
@@ -245,7 +236,7 @@ class AsyncEngine(EngineClient):
 
     def _waiting(self) -> list[tuple[RequestStream, int]]:
         with self._wake:
-            return list(self._queue)
+            return list(self._front)
 
     # --- the engine's side ---------------------------------------------------------------------
 
@@ -266,30 +257,33 @@ class AsyncEngine(EngineClient):
     def _turn(self) -> bool:
         """Wait until something is to be done, and do it; return False at the end."""
         with self._wake:
-            has_background = self._background or self._gives_way
-            if not self._wake.wait_for(self._is_wanted, _QUIET_S if has_background else None):
+            rests = self._front.has_background or self._front.gives_way
+            if not self._wake.wait_for(self._is_wanted, QUIET_S if rests else None):
                 return True
             if self._stopping:
                 return False
             if why := self.lost():
                 raise DeviceLost(why)
             self._turn_began_s = time.monotonic()
-            gives_way = self._is_waited_for()
-            arrivals = self._arrivals()
+            gave_way, gives_way = self._front.gives_way, self._is_waited_for()
+            arrivals = self._front.take(
+                self._engine.scheduler.room(),
+                held=lambda item: self._held[item[0]],
+                is_busy=self._engine.has_work(),
+                gives_way=gives_way,
+            )
             gone, self._gone = self._gone, []
             pauses, self._pauses = self._pauses, {}
             callbacks, self._callbacks = self._callbacks, []
-            # Counted here: requests that come later were not seen, and those that are held back
-            # are not waited for.
-            num_outside = int(min(len(self._queue), self._num_permitted))
-            num_outside += 0 if gives_way else len(self._background)
+            if gone:
+                arrivals += self._front.remove(lambda item: item[0].is_over)
         try:
-            num_outside = self._enter(gone, arrivals, num_outside)
-            self._rest(pauses, gives_way)
+            self._enter(arrivals, some_left=bool(gone))
+            self._rest(pauses, is_changed=gives_way != gave_way)
         finally:  # each is waited for
             for callback in callbacks:
                 self._call_back(callback)
-        self._step(num_outside)
+        self._step()
         return True
 
     @staticmethod
@@ -300,69 +294,38 @@ class AsyncEngine(EngineClient):
             _log.exception("a look at the engine failed")
 
     def _is_wanted(self) -> bool:
-        asked = self._stopping or self._gone or self._callbacks or self._queue or self._pauses
-        if asked or self.lost() or self._promised or self._engine.has_work():
+        asked = self._stopping or self._gone or self._callbacks or self._pauses
+        if asked or self.lost() or self._front.is_wanted or self._engine.has_work():
             return True
-        return bool(self._background or self._gives_way) and not self._is_waited_for()
+        rests = self._front.has_background or self._front.gives_way
+        return rests and not self._is_waited_for()
 
     def _is_waited_for(self) -> bool:
         """Whether a request is there that people wait for, or was a moment ago."""
-        inside = any(not stream.is_background for stream, _ in self._owners.values())
-        if inside or self._queue or self._promised:
-            self._waited_s = time.monotonic()
-        return time.monotonic() < self._waited_s + _QUIET_S
+        is_inside = any(not stream.is_background for stream, _ in self._owners.values())
+        return self._front.is_waited_for(time.monotonic(), is_inside=is_inside)
 
-    def _arrivals(self) -> list[tuple[RequestStream, int]]:
-        """Return the prompts that enter now: promised ones, else as many as there is room for.
-
-        A tenant with less than its share of the engine has room beside promises to others.
-        """
-        room, promised = self._engine.scheduler.room(), self._promised
-        if promised:
-            self._promised, room = [], room._replace(num_seqs=0)
-            for stream in promised:
-                self._queue.charge(stream.tenant, sum(map(len, stream.prompts)))
-        elif self._num_permitted < inf and self._engine.has_work():  # else none is held up
-            room = room._replace(num_seqs=min(room.num_seqs, int(self._num_permitted)))
-        taken = self._queue.take(room, held=lambda item: self._held[item[0]])
-        self._num_permitted = max(0, self._num_permitted - len(taken))
-        if self._background and not taken and not self._is_waited_for():
-            taken = self._background.take(room, held=lambda item: self._held[item[0]])
-        return [(stream, i) for stream in promised for i in range(len(stream.prompts))] + taken
-
-    def _enter(
-        self,
-        gone: list[RequestStream],
-        arrivals: list[tuple[RequestStream, int]],
-        num_outside: int,
-    ) -> int:
-        """Add requests that enter and drop those that left; return how many stay outside."""
-        if gone:
-            with self._wake:
-                left = self._queue.remove(lambda item: item[0].is_over)
-                num_outside = max(0, num_outside - len(left))
-                left += self._background.remove(lambda item: item[0].is_over)
-            arrivals += left
+    def _enter(self, arrivals: list[tuple[RequestStream, int]], *, some_left: bool) -> None:
+        """Add requests that enter, and drop those of streams that are over."""
         for stream, index in arrivals:
             self._add(stream, index)
-        if gone:
+        if some_left:
             for request_id, (stream, _) in list(self._owners.items()):
                 if stream.is_over:
                     self._engine.abort(request_id)
-        return num_outside
 
-    def _rest(self, pauses: dict[RequestStream, bool], gives_way: bool) -> None:
-        """Pause whose reader has fallen behind and, if it ``gives_way``, the background."""
+    def _rest(self, pauses: dict[RequestStream, bool], *, is_changed: bool) -> None:
+        """Pause whose reader has fallen behind and, while it gives way, the background."""
         for stream, is_behind in pauses.items():
             (self._lagging.add if is_behind else self._lagging.discard)(stream)
-        is_changed, self._gives_way = gives_way != self._gives_way, gives_way
+        gives_way = self._front.gives_way
         is_changed &= any(stream.is_background for stream, _ in self._owners.values())
         for request_id, (stream, _) in self._owners.items() if pauses or is_changed else ():
             if stream in pauses or (is_changed and stream.is_background):
                 rests = stream in self._lagging or (gives_way and stream.is_background)
                 (self._engine.pause if rests else self._engine.resume)(request_id)
 
-    def _step(self, num_outside: int) -> None:
+    def _step(self) -> None:
         """Run a step, if there is work for one, and hand out its events."""
         events: list[Event] = []
         if self._engine.has_work():
@@ -371,7 +334,7 @@ class AsyncEngine(EngineClient):
                 before_step()
             self.step_began_s = time.monotonic()
             try:
-                events = self._engine.step(Load(num_outside, is_read))
+                events = self._engine.step(Load(self._front.num_outside, is_read))
             except StepLost as lost:  # the engine has taken it back, and goes on from there
                 self._note_failure(lost.__cause__ or lost)
             self.step_began_s = None
@@ -432,14 +395,13 @@ class AsyncEngine(EngineClient):
                 of_stream.append((index, self._unseen.pop(request_id)))
             of_stream.append((index, event))
             if event.token is not None:
-                self._queue_of(stream).charge(stream.tenant, 1)
+                self._charge(stream, 1)
         closed, self._closed = self._closed, []
         for record in closed:
             stream, index = self._owners.pop(record.request_id)
             if stream.params.searches:  # beams that were not chosen send no events
                 num_all = stream.params.num_seqs * max(record.num_generated)
-                num_unseen = num_all - sum(record.num_generated)
-                self._queue_of(stream).charge(stream.tenant, num_unseen)
+                self._charge(stream, num_all - sum(record.num_generated))
             self._held[stream] -= stream.params.num_seqs
             if not self._held[stream]:
                 del self._held[stream]
@@ -449,6 +411,9 @@ class AsyncEngine(EngineClient):
             batch.setdefault(stream, []).append((index, record))
         if batch:
             self.call(self._deliver, list(batch.items()))
+
+    def _charge(self, stream: RequestStream, num_tokens: int) -> None:
+        self._front.charge(stream.tenant, num_tokens, is_background=stream.is_background)
 
     @override
     def call(self, function: Callable[..., None], *arguments: object) -> None:
@@ -462,9 +427,7 @@ class AsyncEngine(EngineClient):
         self.step_began_s = None
         try:
             with self._wake:
-                self._queue.remove(lambda _: True)
-                self._background.remove(lambda _: True)
-                self._promised.clear()
+                self._front.clear()
             for request_id in list(self._engine.requests):
                 self._engine.abort(request_id)
             self._engine.check()
