@@ -16,7 +16,8 @@ from ridgeline.model.files.families import (
     family_of,
     model_from_config,
 )
-from ridgeline.model.files.families.layer_configs import layers_from_gguf
+from ridgeline.model.files.families.gguf_config import config_of_gguf
+from ridgeline.model.files.families.layer_configs import layers_from_config
 from ridgeline.model.files.families.nearest import NEAREST
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.shape.model import Attention, Experts, Layer, ModelArch
@@ -51,6 +52,14 @@ def mixer(arch: ModelArch) -> Attention:
 
 def reaches(arch: ModelArch) -> tuple[int | None, ...]:
     return tuple(layer.mixer.window for layer in arch.layers)
+
+
+def layers_of_gguf(values: dict[str, Any], arch: str) -> tuple[Layer, ...]:
+    """The layers of a file, of whose tensors only the embedding is there."""
+    meta, family = Facts(values, "x", prefix=f"{arch}."), GGUF_FAMILIES[arch]
+    embedding = as_tensors({"token_embd.weight": np.zeros((40, 32), np.float32)})
+    config, facts, _ = config_of_gguf(meta, family, embedding)
+    return layers_from_config(config, family, family.read(facts))[0]
 
 
 def test_llama_of_hugging_face() -> None:
@@ -385,7 +394,7 @@ def test_a_window_of_a_gguf_file_is_honoured_or_refused() -> None:
 
     def layers(**more: int) -> tuple[Layer, ...]:
         values = meta | {f"olmo2.attention.{key}": value for key, value in more.items()}
-        return layers_from_gguf(Facts(values, "x", prefix="olmo2."), GGUF_FAMILIES["olmo2"], {})
+        return layers_of_gguf(values, "olmo2")
 
     windowed = layers(sliding_window=8)
     assert [layer.mixer.window for layer in windowed] == [8, 8, 8, None]
@@ -412,8 +421,8 @@ def test_scores_of_gemma_27b_are_scaled_as_published(arch: str, num_layers: int)
     meta |= {f"{arch}.attention.{key}": value for key, value in more.items()}
     found = {}
     for size in (num_layers, num_layers - 1):
-        facts = Facts(meta | {f"{arch}.block_count": size}, "x", prefix=f"{arch}.")
-        found[size] = layers_from_gguf(facts, GGUF_FAMILIES[arch], {})[0].known_attention.scale
+        layers = layers_of_gguf(meta | {f"{arch}.block_count": size}, arch)
+        found[size] = layers[0].known_attention.scale
     assert found[num_layers] == mixer(arch_from_config(config, {}, "x")).scale == 8**-0.5
     assert found[num_layers - 1] is None  # by a head's channels
 

@@ -17,8 +17,9 @@ from typing import Any
 from ridgeline.model.cost.layers import shape_of_arch
 from ridgeline.model.cost.shapes import Matrix, ModelShape
 from ridgeline.model.files.facts import Facts
-from ridgeline.model.files.families import arch_from_gguf, model_of
+from ridgeline.model.files.families import arch_of
 from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
+from ridgeline.model.files.families.gguf_config import config_of_gguf
 from ridgeline.model.files.families.hf_names import HARMLESS, ONLY
 from ridgeline.model.files.families.known import (
     GGUF_FAMILIES,
@@ -27,11 +28,7 @@ from ridgeline.model.files.families.known import (
     config_to_count,
     family_of_gguf,
 )
-from ridgeline.model.files.families.layer_configs import (
-    GUESSING,
-    NO_LIMIT,
-    layers_from_config,
-)
+from ridgeline.model.files.families.layer_configs import GUESSING, NO_LIMIT
 from ridgeline.model.files.families.table import Family, const
 from ridgeline.model.files.families.tables.counted import HAS_GATES
 from ridgeline.model.files.families.understood import insist
@@ -173,8 +170,7 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
         facts = {**of_sizes.facts, "position_rows": const(rows)}
         outer = {part: name for part, name in family.outer.items() if part != "positions"}
         of_sizes = replace(of_sizes, facts=facts, outer=outer)
-    layers, _ = layers_from_config(config, of_sizes)
-    arch = model_of(config, of_sizes, layers, {}, max_position=context)
+    arch = arch_of(config, of_sizes, of_sizes.read(config), {}, max_position=context)
     shape = shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
     if _OF_INDEXER in family.unused:
         shape = _with_indexer(shape, config)
@@ -225,7 +221,9 @@ def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where:
             f"architecture {reprlib.repr(name)} is not understood: give the model's config.json"
         )
     meta, family = family_of_gguf(metadata, raw, where)
-    arch = arch_from_gguf(meta, _of_sizes(family), raw)
+    of_sizes = _of_sizes(family)
+    config, facts, known = config_of_gguf(meta, of_sizes, raw)
+    arch = arch_of(config, of_sizes, of_sizes.read(facts), raw, **known)
     _refuse_other_sizes(meta, family, HARMLESS_IN_GGUF)
     return shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
 

@@ -29,6 +29,8 @@ class Facts:
         prefix: put before each key.
         tensors: names of the tensors beside the configuration.
         seen: keys that were asked for.
+        names: keys by which the file itself says something, if they are not the usual ones.
+        beyond: what no config.json can say, by names of our own: see ``families.gguf_config``.
     """
 
     values: Mapping[str, Any]
@@ -36,19 +38,29 @@ class Facts:
     prefix: str = ""
     tensors: Collection[str] = ()
     seen: set[str] = field(default_factory=set, compare=False)
+    names: Mapping[str, str] = field(default_factory=dict)
+    beyond: Mapping[str, Any] = field(default_factory=dict)
 
     def fail(self, problem: str) -> NoReturn:
         """Raise ModelFileError with the file's name in front of ``problem``."""
         raise ModelFileError(f"{self.where}: {problem}")
+
+    def name(self, key: str) -> str:
+        """Return what the file itself calls a key, for messages."""
+        return self.prefix + self.names.get(key, key)
 
     def get(self, key: str) -> Any:
         """Return the value as it is, None where it is absent."""
         self.seen.add(self.prefix + key)
         return self.values.get(self.prefix + key)
 
+    def has(self, key: str) -> bool:
+        """Return whether the key is there, if only as null."""
+        return self.prefix + key in self.values
+
     def is_null(self, key: str) -> bool:
         """Return whether the key is there, and null."""
-        return self.get(key) is None and self.prefix + key in self.values
+        return self.get(key) is None and self.has(key)
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
         """Return an integer of at least ``low`` that a 32-bit size can hold; 4096.0 is one."""
@@ -85,17 +97,17 @@ class Facts:
         value = self._required(key, None)
         if type(value) is not list or len(value) != count:
             self._refuse(key, value, f"a list of {count} numbers")
-        return positive(value, f"{self.where}: {self.prefix}{key}")
+        return positive(value, f"{self.where}: {self.name(key)}")
 
     def _required(self, key: str, default: Any) -> Any:
         value = self.get(key)
         value = default if value is None else value
         if value is None:
-            self.fail(f"{self.prefix}{key} is missing")
+            self.fail(f"{self.name(key)} is missing")
         return value
 
     def _refuse(self, key: str, value: Any, wanted: str) -> NoReturn:
-        self.fail(f"{self.prefix}{key} is {reprlib.repr(value)}, not {wanted}")
+        self.fail(f"{self.name(key)} is {reprlib.repr(value)}, not {wanted}")
 
 
 def positive(values: list[Any], name: str) -> tuple[float, ...]:

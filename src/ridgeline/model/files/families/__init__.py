@@ -20,6 +20,7 @@ from typing import Any
 from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families.binding import bind, halves_order
 from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
+from ridgeline.model.files.families.gguf_config import config_of_gguf
 from ridgeline.model.files.families.hf_names import HARMLESS as HARMLESS_IN_HF
 from ridgeline.model.files.families.hf_names import OF_OTHER_HALVES, ONLY
 from ridgeline.model.files.families.known import (
@@ -36,17 +37,14 @@ from ridgeline.model.files.families.known import (
     refuse_unknown,
 )
 from ridgeline.model.files.families.layer_configs import (
-    NO_LIMIT,
-    context_end,
     layers_from_config,
-    layers_from_gguf,
     num_guessing,
 )
-from ridgeline.model.files.families.table import Family, const
+from ridgeline.model.files.families.table import Family, Parts, const
 from ridgeline.model.files.families.understood import all_understood, insist, refuse, unsaid
-from ridgeline.model.files.rope.scaling import rope_of_no_layer
+from ridgeline.model.files.rope.scaling import refuse_keys_of_others, rope_of_no_layer
 from ridgeline.model.files.tensors import Tensor, same_bytes
-from ridgeline.model.shape.model import Layer, ModelArch
+from ridgeline.model.shape.model import ModelArch
 
 __all__ = [
     "GGUF_FAMILIES",
@@ -56,18 +54,16 @@ __all__ = [
     "TEXT_HALVES",
     "Family",
     "arch_from_config",
-    "arch_from_gguf",
+    "arch_of",
     "architecture",
     "family_of",
     "family_of_gguf",
     "halves_order",
     "model_from_config",
     "model_from_gguf",
-    "model_of",
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-_POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
@@ -156,8 +152,8 @@ def arch_from_config(
     config = Facts(values, where, tensors=raw.keys())
     refuse(config, (*family.refuse, "quantization_config"))
     insist(config, family.must)
-    layers, max_position = layers_from_config(config, family)
-    arch = model_of(config, family, layers, raw, max_position=max_position)
+    refuse_keys_of_others(config, family.rope_keys)
+    arch = arch_of(config, family, family.read(config), raw)
     # What the family reads of parts that this model lacks changes nothing.
     config.seen.update(key for reader in family.facts.values() for key in reader.keys)
     insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
@@ -184,42 +180,14 @@ def model_from_gguf(
     meta, family = family_of_gguf(metadata, raw, where)
     refuse(meta, family.refuse)
     insist(meta, family.must)
-    arch = arch_from_gguf(meta, family, raw)
+    config, facts, known = config_of_gguf(meta, family, raw)
+    arch = arch_of(config, family, family.read(facts), raw, **known)
     insist(meta, {"attention.causal": not arch.is_encoder})
     all_understood(meta, HARMLESS_IN_GGUF | {*family.unused}, CHANGING_IN_GGUF, note)
     guessing = tuple(f"blk.{arch.num_layers + i}." for i in range(arch.num_guessing))
     spare = {name for name in raw if guessing and name.startswith(guessing)}
     ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
     return arch, bind(meta, arch, raw, family, ignored)
-
-
-def arch_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> ModelArch:
-    """Return the architecture that a GGUF file's metadata describes, and some of its tensors.
-
-    Raises ModelFileError: something is missing or out of range.
-    """
-    if "token_embd.weight" not in raw:
-        meta.fail("tensor 'token_embd.weight' is missing")
-    pooling: dict[str, Any] = {}
-    if meta.get("pooling_type") is not None:
-        number = meta.integer("pooling_type", low=0)
-        if number >= len(_POOLINGS):
-            meta.fail(f"{meta.prefix}pooling_type is {number}: supported are 0 to 3, no ranks")
-        pooling = {"pooling": _POOLINGS[number]}
-    return model_of(
-        meta,
-        family,
-        layers_from_gguf(meta, family, raw),
-        raw,
-        max_position=context_end(
-            meta,
-            family,
-            min(meta.integer("context_length"), 1 << 62 if family.has_attention else NO_LIMIT),
-        ),
-        vocab_size=raw["token_embd.weight"].shape[0],
-        tied_embeddings="output.weight" not in raw,
-        **pooling,
-    )
 
 
 def _keys_of_others(arch: ModelArch, family: Family) -> list[str]:
@@ -266,34 +234,39 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def model_of(
-    facts: Facts,
-    family: Family,
-    layers: tuple[Layer, ...],
-    raw: Mapping[str, Tensor],
-    **known: Any,
+def arch_of(
+    config: Facts, family: Family, parts: Parts, raw: Mapping[str, Tensor], **known: Any
 ) -> ModelArch:
-    """Return the model of these layers; ``known`` is what its family does not read of ``facts``."""
-    known |= {"num_guessing": num_guessing(facts)}
+    """Return the model that a config describes, with the facts that its family reads.
+
+    ``known`` is what is known of the model without either.
+
+    Raises:
+        ModelFileError: something is missing or out of range.
+    """
+    layers, max_position = layers_from_config(config, family, parts)
+    known = {"max_position": max_position, "num_guessing": num_guessing(config)} | known
     if "positions" in family.outer:
         in_file = family.outer["positions"]
         if in_file not in raw:
-            facts.fail(f"tensor {in_file!r} is missing")
+            config.fail(f"tensor {in_file!r} is missing")
         num_rows = raw[in_file].shape[0]
         known |= {"position_rows": num_rows * family.num_segments}
         known |= {"num_segments": family.num_segments}
-    fields = family.read(facts) | known
+    fields = parts[""] | known
     if not fields.get("has_head", True):
         fields["head_bias"] = False
     if "positions" in family.outer:
         longest = num_rows - fields.get("position_offset", 0)
         fields["max_position"] = min(fields["max_position"], longest)
-    chunk = family.read(facts, "chunk").get("size", 0)
+    chunk = parts["chunk"].get("size", 0)
     arch = ModelArch(layers=layers, chunk=chunk, **fields)
     if "layer.input_size" in family.facts:
-        num_rows = facts.get("vocab_size_per_layer_input")
+        num_rows = config.get("vocab_size_per_layer_input")
         if arch.input_size and num_rows not in (None, arch.vocab_size):
-            facts.fail("vocab_size_per_layer_input differs from vocab_size, which is not supported")
+            config.fail(
+                "vocab_size_per_layer_input differs from vocab_size, which is not supported"
+            )
     return arch
 
 

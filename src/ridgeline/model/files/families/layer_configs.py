@@ -15,23 +15,13 @@ from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families.per_layer import (
     LayerHeads,
     dense_layers,
-    heads_of_config,
-    heads_of_gguf,
+    layer_heads,
     widened,
-    widths,
     with_shared,
 )
-from ridgeline.model.files.families.split_layers import Halves, halves_of_config, halves_of_gguf
-from ridgeline.model.files.families.table import Family
-from ridgeline.model.files.rope.scaling import (
-    checked_dim,
-    latent_rope_from_gguf,
-    refuse_keys_of_others,
-    rope_from_config,
-    rope_from_gguf,
-    yarn_score_factor,
-)
-from ridgeline.model.files.tensors import Tensor
+from ridgeline.model.files.families.split_layers import Halves, halves_of_config
+from ridgeline.model.files.families.table import Family, Parts
+from ridgeline.model.files.rope.scaling import rope_from_config, yarn_score_factor
 from ridgeline.model.shape.latent import Latent
 from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, Rope
 from ridgeline.model.shape.recurrent import Conv, Delta, Recurrent, Ssm
@@ -46,39 +36,42 @@ _MIXERS = {"conv": Conv, "delta": Delta, "ssm": Ssm}
 _Ropes = Mapping[str, Rope | None]  # by kind of layer: "full" or "sliding"
 
 
-def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...], int]:
-    """Return the layers that a config.json describes, and the context length in tokens.
+def layers_from_config(
+    config: Facts, family: Family, parts: Parts
+) -> tuple[tuple[Layer, ...], int]:
+    """Return the layers that a config describes, and the context length in tokens.
+
+    ``parts`` are the facts that the family reads of the same file.
 
     Raises:
         ModelFileError: a value is missing, out of range or not supported.
     """
-    refuse_keys_of_others(config, family.rope_keys)
     if family.by_halves:
-        return _of_halves(config, family, halves_of_config(config)), config.integer(
-            "max_position_embeddings", NO_LIMIT
-        )
-    num_layers = _num_layers(config, "num_hidden_layers")
+        halves = _of_halves(config, family, parts, halves_of_config(config))
+        return halves, config.integer("max_position_embeddings", NO_LIMIT)
+    num_layers = count_layers(config, "num_hidden_layers")
     if not family.has_attention:
-        ffn = Mlp(**family.read(config, "ffn"))
-        layer = Layer(_recurrent(config, family), ffn, **family.read(config, "layer"))
+        layer = Layer(_recurrent(config, family, parts), Mlp(**parts["ffn"]), **parts["layer"])
         return (layer,) * num_layers, config.integer("max_position_embeddings", NO_LIMIT)
-    mixer = family.read(config, "mixer")
-    if latent := family.read(config, "latent"):
+    if parts["latent"]:
         rope, max_position = rope_from_config(config, config.integer("qk_rope_head_dim"))
         config.get("head_dim")  # of newer files: what turns
         scaled = rope, yarn_score_factor(config)
-        return _latent_layers(config, family, mixer, latent, scaled, num_layers), max_position
+        return _latent_layers(config, family, parts, scaled, num_layers), max_position
+    mixer = {**parts["mixer"]}
     heads, hidden_size = mixer.pop("num_heads"), config.integer("hidden_size")
+    if num_layers in family.wide_scale_layers:
+        mixer["scale"] = (hidden_size // heads) ** -0.5
     head_dim = mixer.pop("head_dim", None) or config.integer("head_dim", hidden_size // heads)
     kv_heads = config.integer("num_key_value_heads", heads)
     if (factor := mixer.pop("key_scale", 1.0)) != 1.0:
         mixer["scale"] = head_dim**-0.5 * factor
-    kinds, window = _windows_of_config(config, family, num_layers)
+    kinds, window = _windows(config, family, num_layers)
     window = _reach(config, window, mixer)
-    if family.heads_by_layer:
+    if family.heads_by_layer and family.pattern:
         kinds[-1] = "full"  # transformers has no other last layer, whatever the config says
-    by_kind = heads_of_config(config, family, kinds, heads, LayerHeads(kv_heads, head_dim))
-    ropes, max_position = _ropes_of_config(config, family, by_kind)
+    by_kind = layer_heads(config, family, kinds, heads, LayerHeads(kv_heads, head_dim))
+    ropes, max_position = _ropes(config, family, by_kind)
     if _stands_still(family, window):
         ropes = {**ropes, "full": None}
     mixer = _without_doubles(mixer, family)
@@ -86,9 +79,8 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
         kind: Attention(heads, rope=None, **of_kind._asdict(), **mixer)
         for kind, of_kind in by_kind.items()
     }
-    max_position = context_end(config, family, max_position)
-    turning = _no_rope_layers(config, family, num_layers)
-    layers = _layers(config, family, attentions, kinds, window, ropes, turning)
+    max_position = context_end(parts, max_position)
+    layers = _layers(config, family, parts, attentions, kinds, window, ropes)
     layers = with_shared(config, "num_kv_shared_layers", layers)
     if family.heads_by_layer and config.flag("use_double_wide_mlp", False):
         size = 2 * config.integer("intermediate_size")
@@ -96,14 +88,15 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
             layer if layer.known_attention.kv_of is None else widened(layer, size)
             for layer in layers
         ]
+    if sizes := config.beyond.get("widths"):
+        layers = list(map(widened, layers, sizes))
     return _each_once(layers), max_position
 
 
 def _latent_layers(
     facts: Facts,
     family: Family,
-    mixer: dict[str, Any],
-    latent: dict[str, Any],
+    parts: Parts,
     scaled: tuple[Rope, float],
     num_layers: int,
 ) -> tuple[Layer, ...]:
@@ -111,7 +104,8 @@ def _latent_layers(
 
     ``scaled`` is the rope and what multiplies scores, beside the root of a head's channels.
     """
-    (rope, factor), head_dim = scaled, mixer["head_dim"]
+    (rope, factor), mixer = scaled, parts["mixer"]
+    head_dim = mixer["head_dim"]
     if rope.query_growth:
         facts.fail("queries that grow with the position are not supported in latent attention")
     if head_dim <= rope.dim:
@@ -120,141 +114,83 @@ def _latent_layers(
         num_kv_heads=1,
         rope=rope,
         scale=head_dim**-0.5 * factor,
-        latent=Latent(nope_dim=head_dim - rope.dim, **latent),
+        latent=Latent(nope_dim=head_dim - rope.dim, **parts["latent"]),
         **mixer,
     )
-    of_layer = family.read(facts, "layer")
-    return _each_once([Layer(one, ffn, **of_layer) for ffn in _networks(facts, family, num_layers)])
+    networks = _networks(facts, family, parts, num_layers)
+    return _each_once([Layer(one, ffn, **parts["layer"]) for ffn in networks])
 
 
-def _of_halves(facts: Facts, family: Family, halves: Sequence[Halves]) -> tuple[Layer, ...]:
+def _of_halves(
+    facts: Facts, family: Family, parts: Parts, halves: Sequence[Halves]
+) -> tuple[Layer, ...]:
     """Return layers of these halves; positions turn nothing."""
-    mixer = family.read(facts, "mixer")
+    mixer = parts["mixer"]
     if mixer["num_heads"] % mixer["num_kv_heads"]:
         facts.fail("{num_heads} heads cannot share {num_kv_heads} key and value heads evenly"
                    .format_map(mixer))  # fmt: skip
-    mixers = {"full": Attention(rope=None, **mixer), "recurrent": _recurrent(facts, family)}
+    mixers = {"full": Attention(rope=None, **mixer), "recurrent": _recurrent(facts, family, parts)}
     networks: dict[str, Mlp | Experts] = {"": Mlp(0)}
     for name in {half.network for half in halves if half.network}:
         is_plain = name == "dense" and family.has_experts
-        plain = Mlp(**family.read(facts, "dense")) if is_plain else None
-        networks[name] = plain or _feed_forward(facts, family)
+        plain = Mlp(**parts["dense"]) if is_plain else None
+        networks[name] = plain or _feed_forward(facts, family, parts)
     return _each_once([Layer(mixers[one.mixer], networks[one.network]) for one in halves])
-
-
-def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> tuple[Layer, ...]:
-    """Return the layers that a GGUF file describes.
-
-    Raises:
-        ModelFileError: a value is missing, out of range or not supported.
-    """
-    num_layers = _num_layers(meta, "block_count") - num_guessing(meta)
-    if family.by_halves:
-        plain, halves = halves_of_gguf(meta, family, num_layers)
-        return _of_halves(plain, family, halves)
-    if not family.has_attention:
-        ffn = Mlp(**family.read(meta, "ffn"))
-        layer = Layer(_recurrent(meta, family), ffn, **family.read(meta, "layer"))
-        return (layer,) * num_layers
-    mixer = family.read(meta, "mixer")
-    if num_layers in family.wide_scale_layers:
-        mixer["scale"] = (meta.integer("embedding_length") // mixer["num_heads"]) ** -0.5
-    if latent := family.read(meta, "latent"):
-        scaled = latent_rope_from_gguf(meta, raw)
-        return _latent_layers(meta, family, mixer, latent, scaled, num_layers)
-    heads = mixer.pop("num_heads")
-    meta, sizes = widths(meta, num_layers)
-    window = 0
-    if family.windows != "none":
-        window = meta.integer("attention.sliding_window", family.default_window, low=0)
-    kinds = ["sliding" if window else "full"] * num_layers
-    if family.windows == "pattern" and window:
-        kinds = _pattern(meta, "attention.sliding_window_pattern", family, num_layers)
-    kv_heads = _kv_heads_by_layer(meta, family, heads, num_layers)
-    if family.attention_layers:
-        kinds = _attention_layers(meta, family, num_layers)
-    elif family.recurrent and not family.beside:
-        kinds = ["full" if number else "recurrent" for number in kv_heads]
-    elif 0 in kv_heads:
-        meta.fail(f"{meta.prefix}attention.head_count_kv has layers without attention")
-    by_kind = heads_of_gguf(meta, family, kinds, kv_heads, raw)
-    rope = rope_from_gguf(meta, by_kind["full"].head_dim, raw)
-    ropes: dict[str, Rope | None] = {"full": rope, "sliding": rope}
-    if _stands_still(family, window):
-        ropes["full"] = None
-    if "sliding" in family.ropes:
-        local = family.ropes["sliding"]
-        base = float(local) if local.isdigit() else meta.number(local, 10_000.0)
-        theta, dim = meta.number("rope.freq_base_swa", base), rope.dim
-        if family.heads_by_layer:
-            sliding_dim = by_kind["sliding"].head_dim
-            dim = checked_dim(meta, meta.integer("rope.dimension_count_swa", dim), sliding_dim)
-        ropes["sliding"] = Rope(theta, dim)
-    attentions = {
-        kind: Attention(heads, rope=None, **of_kind._asdict(), **mixer)
-        for kind, of_kind in by_kind.items()
-    }
-    turning = _no_rope_layers(meta, family, num_layers)
-    reach = _reach(meta, window or None, mixer)
-    layers = _layers(meta, family, attentions, kinds, reach, ropes, turning)
-    layers = with_shared(meta, "attention.shared_kv_layers", layers)
-    if sizes:
-        layers = list(map(widened, layers, sizes))
-    return _each_once(layers)
 
 
 def _layers(
     facts: Facts,
     family: Family,
+    parts: Parts,
     attentions: Mapping[str, Attention],
     kinds: list[str],
     window: int | None,
     ropes: _Ropes,
-    turning: list[bool],
 ) -> list[Layer]:
     """Return the layers; ``attentions`` has that of each kind but for window and rope."""
-    of_layer = family.read(facts, "layer")
+    turning = _no_rope_layers(facts, family, parts, len(kinds))
+    networks = _networks(facts, family, parts, len(kinds))
     layers = []
-    for kind, turns, ffn in zip(kinds, turning, _networks(facts, family, len(kinds)), strict=True):
+    for kind, turns, ffn in zip(kinds, turning, networks, strict=True):
         mixer: Attention | Recurrent
         if kind == "recurrent":
-            mixer = _recurrent(facts, family)
+            mixer = _recurrent(facts, family, parts)
         else:
             rope = ropes[kind] if turns else None
             seen = window if kind == "sliding" else None
             mixer = replace(attentions[kind], window=seen, rope=rope)
             if mixer.norm_turned and not (rope and mixer.qk_norm):  # it stands behind rope
                 mixer = replace(mixer, qk_norm="", norm_turned=False)
-        beside = _recurrent(facts, family) if family.beside else None
-        layers.append(Layer(mixer, ffn, beside=beside, **of_layer))
+        beside = _recurrent(facts, family, parts) if family.beside else None
+        layers.append(Layer(mixer, ffn, beside=beside, **parts["layer"]))
     if family.first_norms:
         layers[0] = replace(layers[0], norms=family.first_norms)
     return layers
 
 
-def _networks(facts: Facts, family: Family, num_layers: int) -> list[Mlp | Experts]:
+def _networks(facts: Facts, family: Family, parts: Parts, num_layers: int) -> list[Mlp | Experts]:
     """Return each layer's feed-forward network: experts, but where the file says a dense one."""
-    ffn = _feed_forward(facts, family)
+    ffn = _feed_forward(facts, family, parts)
     dense = dense_layers(facts, family, num_layers)
     if not any(dense):
         return [ffn] * num_layers
-    plain = Mlp(**family.read(facts, "dense"))
+    plain = Mlp(**parts["dense"])
     return [plain if is_dense else ffn for is_dense in dense]
 
 
-def _feed_forward(facts: Facts, family: Family) -> Mlp | Experts:
+def _feed_forward(facts: Facts, family: Family, parts: Parts) -> Mlp | Experts:
     """Return what a token goes through by itself. Raises ModelFileError for numbers that clash."""
     if not family.has_experts:
-        network = Mlp(**family.read(facts, "ffn"))
-        if scales := family.read(facts, "scales"):
+        network = Mlp(**parts["ffn"])
+        if scales := parts["scales"]:
             gate_scale, out_scale = scales["ffn"]
             network = replace(network, gate_scale=gate_scale, out_scale=out_scale)
         return network
-    ffn = Experts(**family.read(facts, "ffn"))
-    shared = family.read(facts, "shared")
+    ffn = Experts(**parts["ffn"])
+    shared = parts["shared"]
     if shared and shared["size"]:
         ffn = replace(ffn, shared=Mlp(**shared))
-    if dense := family.read(facts, "beside"):
+    if dense := parts["beside"]:
         ffn = replace(ffn, beside=Mlp(**dense))
     if ffn.per_token > ffn.num:
         facts.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
@@ -267,7 +203,7 @@ def _feed_forward(facts: Facts, family: Family) -> Mlp | Experts:
     if ffn.per_token > of_group * ffn.groups_met or (ffn.num_groups > 1 and of_group < 2):
         key = family.facts["ffn.num"].keys[0]
         facts.fail(
-            f"{facts.prefix}{key} is {ffn.num}: groups of {of_group} experts are too small, as a "
+            f"{facts.name(key)} is {ffn.num}: groups of {of_group} experts are too small, as a "
             f"token goes to {ffn.per_token}"
         )
     return ffn
@@ -279,9 +215,9 @@ def _each_once(layers: list[Layer]) -> tuple[Layer, ...]:
     return tuple(made.setdefault(layer, layer) for layer in layers)
 
 
-def _recurrent(facts: Facts, family: Family) -> Recurrent:
+def _recurrent(facts: Facts, family: Family, parts: Parts) -> Recurrent:
     """Return what keeps a state. Raises ModelFileError if its heads do not fit together."""
-    mixer: Recurrent = _MIXERS[family.recurrent](**family.read(facts, "recurrent"))
+    mixer: Recurrent = _MIXERS[family.recurrent](**parts["recurrent"])
     match mixer:
         case Delta():
             heads, shared = mixer.num_value_heads, mixer.num_key_heads
@@ -301,40 +237,15 @@ def _without_doubles(mixer: dict[str, Any], family: Family) -> dict[str, Any]:
     return mixer
 
 
-def _num_layers(facts: Facts, key: str, default: int | None = None) -> int:
+def count_layers(facts: Facts, key: str, default: int | None = None) -> int:
+    """Return a number of layers. Raises ModelFileError for one that no model has."""
     num_layers = facts.integer(key, default, low=1 if default is None else default)
     if num_layers > _MAX_LAYERS:
-        facts.fail(f"{facts.prefix}{key} is {num_layers}, more than {_MAX_LAYERS}")
+        facts.fail(f"{facts.name(key)} is {num_layers}, more than {_MAX_LAYERS}")
     return num_layers
 
 
-def _num_kv_heads(facts: Facts, key: str, num_heads: int) -> int:
-    num_kv_heads = facts.integer(key, num_heads)
-    if num_heads % num_kv_heads:
-        facts.fail(f"{num_heads} heads cannot share {num_kv_heads} key and value heads evenly")
-    return num_kv_heads
-
-
-def _kv_heads_by_layer(meta: Facts, family: Family, num_heads: int, num_layers: int) -> list[int]:
-    """Return each layer's key and value heads; if the family says no more, one number or none."""
-    key = "attention.head_count_kv"
-    stored = meta.get(key)
-    if not isinstance(stored, np.ndarray | list):
-        return [_num_kv_heads(meta, key, num_heads)] * num_layers
-    by_layer = [int(value) for value in stored]
-    distinct = {number for number in by_layer if number}
-    max_distinct = 2 if family.heads_by_layer else 1
-    if len(by_layer) != num_layers or not 1 <= len(distinct) <= max_distinct or min(by_layer) < 0:
-        meta.fail(f"{meta.prefix}{key} must have one number, or 0, for each of the layers")
-    for number in distinct:
-        if num_heads % number:
-            meta.fail(f"{num_heads} heads cannot share {number} key and value heads evenly")
-    return by_layer
-
-
-def _windows_of_config(
-    config: Facts, family: Family, num_layers: int
-) -> tuple[list[str], int | None]:
+def _windows(config: Facts, family: Family, num_layers: int) -> tuple[list[str], int | None]:
     """Return each layer's kind, and the window of sliding ones.
 
     A token at ``p`` of such a layer sees positions above ``p - window``.
@@ -345,7 +256,7 @@ def _windows_of_config(
     if type(kinds_of_attention) is list and 0 in kinds_of_attention:  # MiniMax's older models
         config.fail("attn_type_list has layers of linear attention, which are not supported")
     window = family.default_window
-    if "sliding_window" in config.values:
+    if config.has("sliding_window"):
         window = config.integer("sliding_window", 0, low=0) or None
     window = window if is_on else None
     spares = family.windows == "switch"
@@ -370,32 +281,24 @@ def _windows_of_config(
     if family.attention_layers:
         return _attention_layers(config, family, num_layers), window
     if family.windows == "pattern":
-        return _pattern(config, "sliding_window_pattern", family, num_layers), window
+        return kinds_in_turn(config, "sliding_window_pattern", family, num_layers), window
     windowed = window and family.windows != "named"
     return ["sliding" if i >= first and windowed else "full" for i in range(num_layers)], window
 
 
-def context_end(facts: Facts, family: Family, num_tokens: int) -> int:
+def context_end(parts: Parts, num_tokens: int) -> int:
     """Return the context length, which ends where layers would see chunks or queries would grow."""
-    limits = family.read(facts, "chunk")
+    limits = parts["chunk"]
     return min(num_tokens, limits["size"], limits["grows_at"] - 1) if limits else num_tokens
 
 
-def num_guessing(facts: Facts) -> int:
-    """Return how many of a file's blocks guess tokens ahead: no answer needs them.
-
-    They are the last of a GGUF file's blocks. A directory has them behind those that it counts.
+def num_guessing(config: Facts) -> int:
+    """Return how many layers behind the others guess tokens ahead: no answer needs them.
 
     Raises ModelFileError for a number that no model has.
     """
-    if not facts.prefix:  # a config.json
-        said = Facts(facts.values, facts.where)  # not every family may have them
-        return max(_num_layers(said, key, 0) for key in GUESSING)
-    key = "nextn_predict_layers"
-    count = facts.integer(key, 0, low=0)
-    if count >= facts.integer("block_count"):
-        facts.fail(f"{facts.prefix}{key} is {count}, of all blocks")
-    return count
+    said = replace(config, seen=set())  # not every family may have them
+    return max(count_layers(said, key, 0) for key in GUESSING)
 
 
 def _reach(facts: Facts, window: int | None, mixer: Mapping[str, Any]) -> int | None:
@@ -423,22 +326,20 @@ def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[st
     return ["full" if i in value else "recurrent" for i in range(num_layers)]
 
 
-def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[str]:
+def kinds_in_turn(facts: Facts, key: str, family: Family, num_layers: int) -> list[str]:
     """Return kinds in turn: one layer in every few is full; or as an array says."""
     stored = facts.get(key)
     if isinstance(stored, np.ndarray | list):
         flags = [bool(value) for value in stored]
         if len(flags) != num_layers:
-            facts.fail(f"{facts.prefix}{key} has {len(flags)} values for {num_layers} layers")
+            facts.fail(f"{facts.name(key)} has {len(flags)} values for {num_layers} layers")
         return ["sliding" if value else "full" for value in flags]
     every = facts.integer(key, family.pattern or None)
     shift = 0 if family.full_first else 1
     return ["sliding" if (i + shift) % every else "full" for i in range(num_layers)]
 
 
-def _ropes_of_config(
-    config: Facts, family: Family, heads: Mapping[str, LayerHeads]
-) -> tuple[_Ropes, int]:
+def _ropes(config: Facts, family: Family, heads: Mapping[str, LayerHeads]) -> tuple[_Ropes, int]:
     """Return the rope of each kind of layer, and the context length."""
     stored: Any = config.get("rope_parameters")
     of_kinds = {k: stored[k] for k in stored if k in _KINDS} if type(stored) is dict else {}
@@ -454,14 +355,16 @@ def _ropes_of_config(
             ropes[_KINDS[kind]], max_position = rope_from_config(of_kind, head_dim)
         if ropes.keys() != {"full", "sliding"}:
             config.fail("rope_parameters must describe full_attention and sliding_attention")
-    elif family.heads_by_layer:
+    elif family.heads_by_layer and not config.beyond:
         config.fail("rope_parameters must describe full_attention and sliding_attention")
     else:
         channels = heads["full"].head_dim
         channels += channels % 2 if family.ropes.get("full") == "none" else 0  # none turns
         rope, max_position = rope_from_config(config, channels)
         ropes = {"full": rope, "sliding": rope}
-        if local:
+        if sliding := config.beyond.get("sliding_rope"):
+            ropes["sliding"] = sliding
+        elif local:
             ropes["sliding"] = Rope(config.number(local, 10_000.0), rope.dim)
     return ropes, max_position
 
@@ -472,10 +375,10 @@ def _stands_still(family: Family, window: int | None) -> bool:
     return rope == "none" or (rope == "none beside windows" and bool(window))
 
 
-def _no_rope_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
+def _no_rope_layers(facts: Facts, family: Family, parts: Parts, num_layers: int) -> list[bool]:
     """Return which layers turn queries and keys at all: SmolLM3's list has 1 for those that do."""
     if "no_rope_layers" not in family.ropes:
-        return [family.read(facts, "rope").get("turns", True)] * num_layers
+        return [parts["rope"].get("turns", True)] * num_layers
     every = facts.integer("no_rope_layer_interval", 4)
     flags = facts.get("no_rope_layers")
     if flags in (None, []):

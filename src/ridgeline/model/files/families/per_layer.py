@@ -5,15 +5,12 @@ It knows the keys that say so, and which layers they speak of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families.table import Family
-from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp
 
 
@@ -25,7 +22,7 @@ class LayerHeads(NamedTuple):
     v_is_k: bool = False
 
 
-def heads_of_config(
+def layer_heads(
     config: Facts, family: Family, kinds: Sequence[str], num_heads: int, sliding: LayerHeads
 ) -> dict[str, LayerHeads]:
     """Return the heads of each kind of layer, of which ``sliding`` are those of sliding ones.
@@ -44,11 +41,15 @@ def heads_of_config(
             changes = _changes_by_kind(config, kinds)
             by_kind = {kind: LayerHeads(**(sliding._asdict() | changes[kind])) for kind in by_kind}
             by_kind["full"] = by_kind["full"]._replace(v_is_k=is_key)
-    for heads in by_kind.values():
-        if num_heads % heads.num_kv_heads:
-            config.fail(f"{num_heads} heads cannot share {heads.num_kv_heads} key and value heads "
-                        f"evenly")  # fmt: skip
+    check_sharing(config, num_heads, [heads.num_kv_heads for heads in by_kind.values()])
     return by_kind
+
+
+def check_sharing(config: Facts, num_heads: int, kv_heads: Sequence[int]) -> None:
+    """Raise ModelFileError unless heads share key and value heads evenly, where there are some."""
+    for number in filter(None, kv_heads):
+        if num_heads % number:
+            config.fail(f"{num_heads} heads cannot share {number} key and value heads evenly")
 
 
 def _changes_by_kind(config: Facts, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -76,55 +77,6 @@ def _changes_by_kind(config: Facts, kinds: Sequence[str]) -> dict[str, dict[str,
     return by_kind
 
 
-def heads_of_gguf(
-    meta: Facts,
-    family: Family,
-    kinds: Sequence[str],
-    kv_heads: Sequence[int],
-    raw: Mapping[str, Tensor],
-) -> dict[str, LayerHeads]:
-    """Return the heads of each kind of layer; ``kv_heads`` has the number of each layer.
-
-    Raises:
-        ModelFileError: a value is out of range, or layers of one kind differ.
-    """
-    hidden_size, num_heads = (meta.integer(k) for k in ("embedding_length", "attention.head_count"))
-    full_dim = meta.integer("attention.key_length", hidden_size // num_heads)
-    _check_values(meta, "attention.value_length", full_dim)
-    if not family.heads_by_layer:
-        return dict.fromkeys(("full", "sliding"), LayerHeads(max(kv_heads), full_dim))
-    sliding_dim = meta.integer("attention.key_length_swa", full_dim)
-    _check_values(meta, "attention.value_length_swa", sliding_dim)
-    by_kind = {}
-    own = len(kinds) - meta.integer("attention.shared_kv_layers", 0, low=0)
-    for kind, head_dim in (("full", full_dim), ("sliding", sliding_dim)):
-        numbers = [i for i, name in enumerate(kinds) if name == kind]
-        has_values = {f"{family.prefix.format(i)}{family.layer['v']}" in raw for i in numbers
-                      if i < own}  # fmt: skip
-        if len({kv_heads[i] for i in numbers}) > 1 or len(has_values) > 1:
-            meta.fail("layers of one kind differ in their heads, which is not supported")
-        of_kind = kv_heads[numbers[0]] if numbers else max(kv_heads)
-        by_kind[kind] = LayerHeads(of_kind, head_dim, v_is_k=False in has_values)
-    return by_kind
-
-
-def _check_values(meta: Facts, key: str, head_dim: int) -> None:
-    if meta.integer(key, head_dim) != head_dim:
-        meta.fail(f"{meta.prefix}{key} differs from key_length, which is not supported")
-
-
-def widths(meta: Facts, num_layers: int) -> tuple[Facts, list[int]]:
-    """Return metadata with one width of feed-forward networks, and the width in each layer."""
-    key = "feed_forward_length"
-    stored = meta.get(key)
-    if not isinstance(stored, np.ndarray | list):
-        return meta, []
-    layer_widths = [int(value) for value in stored]
-    if len(layer_widths) != num_layers or min(layer_widths) < 1:
-        meta.fail(f"{meta.prefix}{key} must have a width for each of the layers")
-    return replace(meta, values={**meta.values, meta.prefix + key: layer_widths[0]}), layer_widths
-
-
 def with_shared(facts: Facts, key: str, layers: Sequence[Layer]) -> list[Layer]:
     """Return the layers, of which the last few read keys and values of the last one of their kind.
 
@@ -141,7 +93,7 @@ def with_shared(facts: Facts, key: str, layers: Sequence[Layer]) -> list[Layer]:
             alike = [j for j, layer in enumerate(layers[: max(first, 0)]) if layer.mixer == mixer]
             if not alike:
                 facts.fail(
-                    f"{facts.prefix}{key} is {shared}: layer {i} finds no layer of its kind that "
+                    f"{facts.name(key)} is {shared}: layer {i} finds no layer of its kind that "
                     f"has keys and values"
                 )
             new_layers[i] = replace(layers[i], mixer=replace(mixer, kv_of=alike[-1]))
@@ -199,5 +151,5 @@ def dense_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
         )
     count = facts.integer(family.dense_layers, 0, low=0)
     if count > num_layers:
-        facts.fail(f"{facts.prefix}{family.dense_layers} is {count}, of {num_layers} layers")
+        facts.fail(f"{facts.name(family.dense_layers)} is {count}, of {num_layers} layers")
     return [i < count for i in range(num_layers)]

@@ -7,10 +7,7 @@ layers are a mixer with an MLP, one without, and attention with experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families.table import Family
@@ -48,37 +45,6 @@ def halves_of_config(config: Facts) -> list[Halves]:
     return _joined(config, key, [known[name] for name in names])
 
 
-def halves_of_gguf(meta: Facts, family: Family, num_layers: int) -> tuple[Facts, list[Halves]]:
-    """Return metadata with one number where the file has one for each half, and the layers.
-
-    A half has heads, or a width, or neither: then it keeps a state.
-
-    Raises:
-        ModelFileError: the file does not say which, or layers of one kind differ.
-    """
-    keys = ("attention.head_count_kv", "feed_forward_length")
-    heads, widths = (_numbers(meta, key)[:num_layers] for key in keys)
-    network = "experts" if family.has_experts else "dense"
-    names = [
-        network if width else "full" if head else "recurrent"
-        for head, width in zip(heads, widths, strict=True)
-    ]
-    layers = _joined(meta, keys[1], names)
-    of_all = {meta.prefix + key: max(of) for key, of in zip(keys, (heads, widths), strict=True)}
-    return replace(meta, values={**meta.values, **of_all}), layers
-
-
-def _numbers(meta: Facts, key: str) -> list[int]:
-    stored: Any = meta.get(key)
-    numbers = [int(value) for value in stored] if isinstance(stored, np.ndarray | list) else []
-    if (
-        len(numbers) != meta.integer("block_count")
-        or len({number for number in numbers if number}) > 1
-    ):
-        meta.fail(f"{meta.prefix}{key} must have one number, or 0, for each of the layers")
-    return numbers
-
-
 def _joined(facts: Facts, key: str, names: Sequence[str]) -> list[Halves]:
     """Return the layers of halves. Raises ModelFileError where one has no mixer before it."""
     layers: list[Halves] = []
@@ -86,11 +52,11 @@ def _joined(facts: Facts, key: str, names: Sequence[str]) -> list[Halves]:
         if name in _MIXERS:
             layers.append(Halves(name))
         elif not layers or layers[-1].network:
-            facts.fail(f"{facts.prefix}{key}: layer {i} has no mixer before it: not supported")
+            facts.fail(f"{facts.name(key)}: layer {i} has no mixer before it: not supported")
         else:
             layers[-1] = Halves(layers[-1].mixer, name)
     if not any(layer.mixer == "full" for layer in layers):
-        facts.fail(f"{facts.prefix}{key} has no layer with attention, which is not supported")
+        facts.fail(f"{facts.name(key)} has no layer with attention, which is not supported")
     return layers
 
 

@@ -408,11 +408,28 @@ class Family:
         """Return whether models that run may have a part of this name."""
         return fact in self.facts and not set(self.facts[fact].keys) & {*self.refuse}
 
-    def read(self, facts: Facts, part: str = "") -> dict[str, Any]:
-        """Return the facts of a part, such as "mixer"; of the model if none is named."""
-        values = {}
-        for name, reader in self.facts.items():
-            where, _, fact = name.rpartition(".")
-            if where == part:
-                values[fact] = reader.read(facts)
-        return values
+    def read(self, facts: Facts) -> Parts:
+        """Return the facts of all parts, such as "mixer"; those of the model by the name ""."""
+        return Parts(self, facts)
+
+
+class Parts:
+    """The facts of a model by part, each part read once, when it is first asked for.
+
+    So what a file does not say of a part that its model lacks is not missing.
+    """
+
+    def __init__(self, family: Family, facts: Facts) -> None:
+        """Read nothing yet."""
+        self._family, self._facts = family, facts
+        self._read: dict[str, dict[str, Any]] = {}
+
+    def __getitem__(self, part: str) -> dict[str, Any]:
+        """Return the facts of a part. Raises ModelFileError for one that is wrong or missing."""
+        if part not in self._read:
+            self._read[part] = {}
+            for name, reader in self._family.facts.items():
+                where, _, fact = name.rpartition(".")
+                if where == part:
+                    self._read[part][fact] = reader.read(self._facts)
+        return self._read[part]

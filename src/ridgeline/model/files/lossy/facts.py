@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ridgeline.model.files.families import Family
+from ridgeline.model.files.families.gguf_config import STANDS_STILL
 from ridgeline.model.files.families.table import FactReader
-from ridgeline.model.files.rope.scaling import STANDS_STILL, magnitude
+from ridgeline.model.files.rope.scaling import magnitude
 from ridgeline.model.shape.model import Attention, Experts, Layer, ModelArch, Rope
 
 Values = dict[str, Any]

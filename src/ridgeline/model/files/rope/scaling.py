@@ -1,7 +1,7 @@
 """Rotary embedding of a model from its configuration: every published scaling as divisors.
 
 ``Rope`` has one idea of scaling, a divisor per pair of channels; this module turns the names and
-numbers of Hugging Face configs and GGUF metadata into it, and knows nothing else of a model.
+numbers of configs into it, and knows nothing else of a model.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from ridgeline.model.files.facts import Facts, positive
+from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.rope.tables import log, power
-from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Rope
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -29,9 +28,8 @@ _KEYS = frozenset((
 ))  # fmt: skip
 # Of those, what only some architectures go by: transformers passes over it in others' configs.
 _OF_SOME = ("alpha", "llama_4_scaling_beta", "partial_rotary_factor")
+_OF_ROPE = ("attention_factor", "long_divisors", "original_max_position")  # of a GGUF file
 _OF_KINDS = ("full_attention", "sliding_attention")
-_LOG_MULTIPLIER, _GROWTH = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
-STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
 
 
 def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
@@ -79,13 +77,27 @@ def rope_of_no_layer(config: Facts) -> str:
 
 
 def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
-    """Return the rotary embedding that a config.json describes, and the context length in tokens.
+    """Return the rotary embedding that a config describes, and the context length in tokens.
 
-    Reads the older keys (``rope_theta`` and ``rope_scaling``) and the newer ``rope_parameters``.
+    Reads the older keys (``rope_theta`` and ``rope_scaling``) and the newer ``rope_parameters``,
+    and what a GGUF file says beyond them.
 
     Raises:
         ModelFileError: a scaling that is not supported, or values out of range.
     """
+    rope, max_position = _rope(config, head_dim)
+    beyond = config.beyond
+    if not beyond:
+        return rope, max_position
+    divisors = beyond.get("divisors", rope.divisors)
+    if "divisors" in beyond and rope.divisors:
+        divisors = tuple(a * b for a, b in zip(divisors, rope.divisors, strict=True))
+    said = {key: beyond[key] for key in _OF_ROPE if key in beyond}
+    # What a GGUF file calls the context is that after its extension.
+    return replace(rope, **said | {"divisors": divisors}), config.integer("max_position_embeddings")
+
+
+def _rope(config: Facts, head_dim: int) -> tuple[Rope, int]:
     scaling = _scaling(config)
     theta = scaling.number("rope_theta", 10_000.0)
     share = scaling.number("partial_rotary_factor", 1.0)
@@ -149,53 +161,6 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     return rope, max_position
 
 
-def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) -> Rope:
-    """Return the rotary embedding of a GGUF file; ``meta`` has the architecture as its prefix.
-
-    Raises:
-        ModelFileError: a scaling that is not supported, or values out of range.
-    """
-    theta = meta.number("rope.freq_base", 10_000.0)
-    dim = checked_dim(meta, meta.integer("rope.dimension_count", head_dim), head_dim)
-    context = meta.integer("context_length")
-    original = meta.integer("rope.scaling.original_context_length", context, low=2)
-    attention_factor = meta.number("rope.scaling.attn_factor", 1.0)
-    if "rope_factors_short.weight" in tensors or "rope_factors_long.weight" in tensors:
-        short, long = (
-            _factors(meta, tensors, f"rope_factors_{name}.weight", dim)
-            for name in ("short", "long")
-        )
-        return Rope(theta, dim, short, attention_factor, long, original)
-
-    kind = meta.text("rope.scaling.type", "linear")
-    # An absent factor is written as 0 by some converters.
-    stored_factor = meta.get("rope.scaling.factor") or meta.get("rope.scale_linear") or 1.0
-    factor = Facts({"rope.scaling.factor": stored_factor}, meta.where).number("rope.scaling.factor")
-    divisors: tuple[float, ...] = ()
-    if kind == "yarn":
-        divisors = _yarn(meta, theta, dim, factor, original, "rope.scaling.yarn_")
-        attention_factor *= magnitude(factor)
-        if meta.get(_LOG_MULTIPLIER):
-            attention_factor /= magnitude(factor, meta.number(_LOG_MULTIPLIER))
-    elif kind == "linear" and factor != 1.0:
-        divisors = (factor,) * (dim // 2)
-    elif kind == "longrope":
-        meta.fail("rope scaling 'longrope' needs its factors: rope_factors_long.weight is missing")
-    elif kind not in ("none", "linear"):
-        meta.fail(
-            f"rope scaling {kind!r} is not supported; supported: none, linear, yarn, longrope"
-        )
-    if "rope_freqs.weight" in tensors:
-        fixed = _factors(meta, tensors, "rope_freqs.weight", dim)
-        divisors = tuple(a * b for a, b in zip(fixed, divisors or (1.0,) * len(fixed), strict=True))
-    growth = meta.number(_GROWTH) if meta.get(_GROWTH) else 0.0
-    if growth and kind != "yarn":
-        meta.fail(f"{meta.prefix}{_GROWTH} without yarn is not supported")
-    return Rope(
-        theta, dim, divisors, attention_factor, original_max_position=original, query_growth=growth
-    )
-
-
 def yarn_score_factor(config: Facts) -> float:
     """Return what a config.json's YaRN multiplies scores by, beside cosine and sine.
 
@@ -207,19 +172,6 @@ def yarn_score_factor(config: Facts) -> float:
     if kind == "default" or not scaling.get("mscale_all_dim"):
         return 1.0
     return magnitude(scaling.number("factor"), scaling.number("mscale_all_dim")) ** 2
-
-
-def latent_rope_from_gguf(meta: Facts, tensors: Mapping[str, Tensor]) -> tuple[Rope, float]:
-    """Return the rotation of a GGUF file with latent attention, and what multiplies its scores.
-
-    These files keep a tenth of "mscale_all_dim"; as in llama.cpp, cosine and sine stay as they are.
-    """
-    rope = rope_from_gguf(meta, meta.integer("rope.dimension_count"), tensors)
-    weight = 10.0 * meta.number(_LOG_MULTIPLIER) if meta.get(_LOG_MULTIPLIER) else 0.0
-    if meta.text("rope.scaling.type", "linear") != "yarn":
-        return rope, 1.0
-    rope = replace(rope, attention_factor=meta.number("rope.scaling.attn_factor", 1.0))
-    return rope, magnitude(meta.number("rope.scaling.factor"), weight) ** 2
 
 
 def _scaling(config: Facts) -> Facts:
@@ -244,20 +196,6 @@ def checked_dim(facts: Facts, dim: int, head_dim: int) -> int:
     return dim
 
 
-def _factors(meta: Facts, tensors: Mapping[str, Tensor], name: str, dim: int) -> tuple[float, ...]:
-    """Return the divisors that a GGUF file keeps as a tensor."""
-    if name not in tensors or tensors[name].shape != (dim // 2,):
-        shape = tensors[name].shape if name in tensors else "no such tensor"
-        meta.fail(f"tensor {name!r}: found {shape}, wanted shape {(dim // 2,)}")
-    factors = tensors[name].to_f32().tolist()
-    turning = [1.0 if value >= STANDS_STILL else value for value in factors]
-    divisors = positive(turning, f"{meta.where}: tensor {name!r}")
-    return tuple(
-        math.inf if value >= STANDS_STILL else divisor
-        for value, divisor in zip(factors, divisors, strict=True)
-    )
-
-
 def _blend(dim: int, factor: float, kept: Callable[[int], float]) -> tuple[float, ...]:
     """Return divisors that keep a pair's frequency where ``kept(pair)`` is 1 and divide at 0."""
     shares = (min(1.0, max(0.0, kept(pair))) for pair in range(dim // 2))
@@ -279,9 +217,7 @@ def _llama3(
     return _blend(dim, factor, kept)
 
 
-def _yarn(
-    facts: Facts, theta: float, dim: int, factor: float, original: int, prefix: str = ""
-) -> tuple[float, ...]:
+def _yarn(facts: Facts, theta: float, dim: int, factor: float, original: int) -> tuple[float, ...]:
     """YaRN (Peng et al., 2023): a ramp between the pairs of two numbers of turns."""
     if theta <= 1:
         facts.fail(f"YaRN needs a rope base above 1, found {theta}")
@@ -289,9 +225,9 @@ def _yarn(
     def pair_with(turns: float) -> float:
         return dim * log(original / (turns * 2 * math.pi)) / (2 * log(theta))
 
-    begin = pair_with(facts.number(prefix + "beta_fast", 32.0))
-    end = pair_with(facts.number(prefix + "beta_slow", 1.0))
-    if facts.flag(prefix + "truncate", True):
+    begin = pair_with(facts.number("beta_fast", 32.0))
+    end = pair_with(facts.number("beta_slow", 1.0))
+    if facts.flag("truncate", True):
         begin, end = math.floor(begin), math.ceil(end)
     begin, end = max(begin, 0), min(end, dim - 1)
     width = max(end - begin, 0.001)
