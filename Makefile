@@ -107,6 +107,7 @@ lint: .venv/ready-test
 	@$(STEP) "Checking types" $(BIN)/mypy
 	@$(STEP) "Checking who imports whom" $(BIN)/lint-imports --no-cache --no-logo
 	@$(STEP) "Checking sizes" $(BIN)/python tools/size.py
+	@$(STEP) "Checking the results" $(BIN)/python tools/results.py --check
 
 pure: .venv/ready-test
 	@$(STEP) "Pure tests, every branch of core/" $(BIN)/pytest -q $(TWO) tests/core tests/model/cost \
