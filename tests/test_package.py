@@ -75,8 +75,6 @@ def test_tests_stand_in_the_folders_of_what_they_test() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_tests_that_a_document_names_exist(path: Path) -> None:
-    if path.parent.name == "log":  # as files were called then
-        return
     named = re.findall(r"(?:\w+/)*test_\w+\.py", path.read_text())
     paths = [ROOT / "tests" / name.rpartition("tests/")[2] for name in named]
     assert [path for path in paths if not path.exists()] == []

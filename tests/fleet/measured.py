@@ -3,7 +3,7 @@
     python -m tests.fleet.measured              # all of it, a few minutes
     python -m tests.fleet.measured cost first   # some of it
 
-Each line says what was measured, beside what it should be (issue of the fleet, docs/log/server.md).
+Each line says what was measured, beside what it should be (docs/results.md#server).
 """
 
 from __future__ import annotations

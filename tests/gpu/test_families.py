@@ -20,7 +20,7 @@ from tests.parity.tiny_configs import CONFIGS, NEWER
 PIECES = (0, 37), (37, 38), (38, 60)
 NAMES = [*CONFIGS, *NEWER]
 # Some of whose logits float32 does not determine to 5e-6: roundings of the embeddings alone change
-# those of the reference by 9e-6 to 7e-5 (docs/log/gpu.md).
+# those of the reference by 9e-6 to 7e-5 (docs/results.md#gpu).
 ILL_CONDITIONED = {
     "deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "qwen3-next",
     "qwen3.5-moe",

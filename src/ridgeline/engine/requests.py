@@ -50,9 +50,9 @@ class Interrupts:
     """Keeps SIGINT back from ``hold`` to ``release``, and otherwise passes it on at once.
 
     The handler stays from step to step: changing it twice in each step takes a twentieth of the
-    time that a small model needs for one token (docs/log). May be entered again, and in any thread;
-    it does something only in the main one, where signals arrive. One thread at a time may hold. A
-    handler that other code sets meanwhile stays.
+    time that a small model needs for one token (docs/results.md#kernels). May be entered again, and
+    in any thread; it does something only in the main one, where signals arrive. One thread at a
+    time may hold. A handler that other code sets meanwhile stays.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ NOT_FINITE = "logits are not finite"
 PLAIN_GREEDY = SamplingParams(temperature=0)
 TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(0, VOCAB, MAX_LEN))
 # Weights, cache, and how far logits may be from the reference's, relative to their size: the root
-# mean square over a text. Tiny models are a hard case; docs/log has the quality of real ones.
+# mean square over a text. Tiny models are a hard case; of real ones, see docs/results.md#accuracy.
 FORMATS = {
     "f32": ("f32", "f32", 5e-6),
     "f32, f16 cache": ("f32", "f16", 0.003),

@@ -1,8 +1,8 @@
 """A row has the same bits in any batch, and a text however it is cut, by kernels as they are.
 
 numpy's products change a row's bits with its place, so here the interpreter's add inputs one after
-the other, as the matrix unit was seen to do (docs/log/gpu.md). Whether a card does is the bench's
-to ask; that nothing else has an order that a batch decides is asked here.
+the other, as the matrix unit was seen to do (docs/results.md#gpu). Whether a card does is for the
+bench to ask; that nothing else has an order that a batch decides is asked here.
 """
 
 from __future__ import annotations

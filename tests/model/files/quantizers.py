@@ -1,8 +1,8 @@
 """Random quantised matrices as files store them, value by value, and what they stand for.
 
 Layouts are written down here once more, in loops and from the formats' own descriptions, so that a
-mistake in the code under test does not agree with itself. docs/log says how these were compared
-with the libraries that define them.
+mistake in the code under test does not agree with itself. docs/results.md#models says how they
+compare with the libraries that define them.
 """
 
 from __future__ import annotations

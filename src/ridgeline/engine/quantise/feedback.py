@@ -25,7 +25,7 @@ def shares_of(rows: Floats) -> list[Floats]:
     """Return what ``passed_on`` does for each run of inputs that make up for each other.
 
     Without runs the down projection of an 8B model would need 5 GB, and longer than all else;
-    what inputs far apart could make up for is little (docs/log/accuracy.md).
+    what inputs far apart could make up for is little (docs/results.md#accuracy).
     """
     runs = range(0, rows.shape[1], _REACH)
     return [passed_on(spread_of(np.ascontiguousarray(rows[:, i : i + _REACH]))) for i in runs]

@@ -1,7 +1,7 @@
 """Connections to a server's socket, by asyncio's transports and a parser in C.
 
 A router reads every piece of every answer. Beside httpx2's own transport, whose parser and streams
-are Python, this costs a third of the processor's time for a piece (docs/log/server.md).
+are Python, this costs a third of the processor's time for a piece (docs/results.md#server).
 """
 
 from __future__ import annotations

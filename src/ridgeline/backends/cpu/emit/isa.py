@@ -72,7 +72,7 @@ class Processor(NamedTuple):
 def describe(features: Mapping[str, bool]) -> Processor:
     """Return what suits a processor with these features."""
     form = next((form for name, form in _DOTS.items() if features.get(name)), Dot.PLAIN)
-    # SSE4a is AMD's: a Zen 4 wants the second cache and one stream, an Ice Lake neither (docs/log).
+    # SSE4a is AMD's: a Zen 4 wants the second cache and one stream (docs/results.md#kernels).
     nearest, streams = (2, 1) if features.get("sse4a") else (3, 4)
     has_tiles = form is Dot.VNNI512 and features.get("amx-int8", False)
     return Processor(form, features.get("avx512bf16", False), nearest, streams, has_tiles)

@@ -1,6 +1,6 @@
 """Software prefetch: while a thread computes, memory fetches what it reads next.
 
-The policy is all here; measurements are in docs/log/kernels.md.
+The policy is all here; measurements are in docs/results.md#kernels.
 
 * **GEMV** (one row) is paced by memory: ``_AHEAD_BYTES`` ahead in its own tiles, then at the next
   address.

@@ -34,7 +34,7 @@ The form of a row of activations depends on the format of the weights (``activat
     groups  signed bytes, and for each 32 of them six floats (act_scales): the scales of the first
             and of the last 16, their sum (of bytes times scale), -128 times that, and -32 times the
             sum of the first and of the last 16. Scales for 16 instead of 32 halve the error of
-            quantising (docs/log), which is nearly the whole error.
+            quantising (docs/results.md#kernels), which is nearly the whole error.
     rows    signed bytes with one scale, after a Hadamard rotation, which spreads outliers. In
             act_scales: the scale as f32, and -128 times the sum of the bytes as i32.
     bf16, floats  the numbers themselves

@@ -133,9 +133,9 @@ def sources() -> list[Path]:
 def read(path: Path) -> dict[str, PackedArray]:
     """Return the arrays of a file, mapped, after all of it was read and compared with its digests.
 
-    Copying them into memory of their own costs a start more than huge pages give back (docs/log),
-    and processes with the same model share the mapped file. Raises OSError if the file cannot be
-    read, ValueError if it is not what was written.
+    Copying them into memory of their own costs a start more than huge pages give back
+    (docs/results.md#peers), and processes with the same model share the mapped file. Raises OSError
+    if the file cannot be read, ValueError if it is not what was written.
     """
     with path.open("rb") as file:
         seal, tail_at = _HEAD.unpack(_exactly(file, _HEAD.size))

@@ -35,7 +35,7 @@ def bounds(arch: ModelArch, count: int) -> list[int]:
     """Return where each stage's layers begin, and the end of the last, by what must be read.
 
     The last stage has the head as well. Each has a layer at least. Of the head a quarter counts:
-    all tokens that are drawn need it, but of a prompt only the last one (docs/log/server.md).
+    all tokens that are drawn need it, but of a prompt only the last one (docs/results.md#server).
     """
     costs = [0] * arch.num_layers
     for name, shape in arch.matrix_shapes().items():

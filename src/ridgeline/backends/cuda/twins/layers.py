@@ -5,7 +5,7 @@ layer's cache is ``[blocks, 2, K, block_size, D]``, keys before values, with any
 latents, ``[blocks, 1, 1, block_size, D]``, has keys alone, of which values are a part.
 
 Torch's own products sum in an order that depends on the number of rows. The kernels on a GPU do not
-(docs/log/gpu.md). Where tests compare bits of rows in different batches, twins must not either.
+(docs/results.md#gpu). Where tests compare bits of rows in different batches, twins must not either.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products with matrices of 16 or 32 bits. Every tile adds a row's inputs in the same order.
 
 On Hopper the matrix unit adds 16 inputs at a time, in order, whatever the tile, the instruction and
-the path of the loads (measured on an H200: docs/log/gpu.md). So one table of tiles serves single
-tokens and prompts. Libraries' products are not used, because their order changes with the batch.
+the path of the loads (on an H200: docs/results.md#gpu). So one table of tiles serves single tokens
+and prompts. Libraries' products are not used, because their order changes with the batch.
 
 Few rows: outputs lie on the matrix unit's long side, and tokens on the other, so that one token
 wastes nothing. Many rows: the copy engine (TMA) loads, and programs stay for several tiles.
