@@ -80,6 +80,19 @@ def test_tests_that_a_document_names_exist(path: Path) -> None:
     assert [path for path in paths if not path.exists()] == []
 
 
+def test_decisions_that_are_named_have_a_page_and_pages_are_few() -> None:
+    pages = {int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("*.md")}
+    assert len(pages) <= 40
+    named = {}
+    for path in [*DOCUMENTS, *(ROOT / "src").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]:
+        # A page's status says which numbers it took over.
+        text = re.sub(r"^Status:.*?\n\n", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        named |= {int(number): path for number in re.findall(r"\bADR\s+(\d+)", text)}
+        named |= {int(number): path for number in re.findall(r"\badr/(\d{4})", text)}
+    assert len(named) > 20
+    assert {number: path for number, path in named.items() if number not in pages} == {}
+
+
 # Sentences that a native reader stumbles over: "so many tokens" for an argument, free relatives
 # ("whoever asks", "what nobody reads"), and "knows no X" for "knows nothing of X".
 STUMBLES = re.compile(

@@ -45,7 +45,7 @@ SMALL = {
     "trust/receipts/http.py": "a server imports it, and nothing else of receipts",
 }
 # The most lines that all .py files of the core may have together, without what reads and drafts a
-# sequence's tokens (docs/adr/0006).
+# sequence's tokens (docs/adr/0009).
 CORE, NOT_COUNTED, MAX_CORE_LINES = "src/ridgeline/core", "src/ridgeline/core/decoding", 3_400
 
 
