@@ -242,6 +242,45 @@ def test_the_same_id_twice_at_once_is_two_requests(served: Served) -> None:
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [3, 5]
 
 
+# --- the order --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def narrow(model: Path) -> Iterator[Served]:
+    """A server that refuses nearly everything, each thing for a reason of its own."""
+    limits = {"max_requests_per_minute": 1, "max_body": "100"}
+    keys = ["k4", "k5", "spent"]
+    with serving(model, api_key=keys, cors_origin=[PAGE], **limits) as served:
+        served.stop_clock_of_limits()
+        assert served.call("/tokenize", {"prompt": "x"}, **bearer("spent"))[0] == 200
+        yield served
+
+
+# What is wrong with a request, in the order in which it is looked at, and how it is refused then.
+WRONGS: list[tuple[dict[str, str], int, str]] = [
+    ({"host": "evil.example"}, 403, "unknown_host"),
+    ({"origin": OTHER}, 403, "origin"),
+    ({"authorization": "Bearer wrong"}, 401, "invalid_api_key"),
+    ({"authorization": "Bearer spent"}, 429, "rate_limit_exceeded"),
+    ({"content-length": "101"}, 413, "request_too_large"),
+    ({"content-encoding": "gzip"}, 415, "unsupported_media_type"),
+]
+
+
+@pytest.mark.parametrize("first", range(len(WRONGS)))
+def test_a_request_is_refused_for_the_first_thing_that_is_wrong(narrow: Served, first: int) -> None:
+    """Host, Origin, key, the key's limits, size of the body, and what it says that it is."""
+    headers = {"origin": PAGE, **bearer(f"k{first}")}
+    for wrong, _, _ in reversed(WRONGS[first:]):
+        headers |= wrong
+    body = b"x" * int(headers.pop("content-length", "2"))
+    status, answer, found = narrow.call(COMPLETE, body, **headers)
+    assert (status, answer["error"]["code"]) == WRONGS[first][1:]
+    assert ("access-control-allow-origin" in found) == (headers["origin"] == PAGE)
+    assert found["x-request-id"]
+    assert ("x-ratelimit-limit-requests" in found) == (first > 2)
+
+
 # --- limits -------------------------------------------------------------------------------------
 
 
