@@ -23,6 +23,7 @@ WINGS = {
     *("model.cost", "model.files", "model.hub", "model.shape"),
     *("text.messages", "trust.audit", "trust.guards", "trust.receipts", "trust.rules"),
     *("trust.text_rules", "foresight.routing", "serve.answer", "serve.batch_files"),
+    *("serve.http", "serve.tunnel"),
 }
 
 

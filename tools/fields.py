@@ -18,7 +18,7 @@ from ridgeline.serve.dialects.ollama import protocol as ollama
 from ridgeline.serve.dialects.openai import embeddings
 from ridgeline.serve.dialects.responses import protocol as responses
 from ridgeline.serve.dialects.triton import protocol as triton
-from ridgeline.serve.http.request_model import Extra, Strict
+from ridgeline.serve.http.request_body import Extra, Strict
 from ridgeline.trust.guards import moderations
 
 HEAD = """\

@@ -24,8 +24,8 @@ from tests.engine.test_llm import HELLO
 from tests.faults.messages import flood
 from tests.faults.oracles import CHAT, COMPLETE
 from tests.faults.process import process
-from tests.serve.plans.test_routes import config
 from tests.serve.serving import JSON, serving
+from tests.serve.test_plans import config
 from tests.waiting import PATIENCE_S, connected, free_port
 
 _GROWTH_MIB = 64

@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 import grpc
 
+from ridgeline.serve.http.request_state import LINK_PATH, LINK_PROTOCOL
 from ridgeline.serve.page import FILES
 from ridgeline.serve.triton_grpc.messages import SERVICE
-from ridgeline.serve.tunnel.proof import PATH, PROTOCOL
 from tests.faults.fleet import are_ready, check_rest, served_alone, servers
 from tests.faults.links import KEY
 from tests.faults.messages import STREAM
@@ -47,8 +47,8 @@ _ALL_BYTES = 400 << 20  # that are sent of one kind, if all is taken
 _BODY_BYTES = 7_900_000  # shorter than one may be
 _HOST = b"host: localhost\r\n"
 _POST = b"POST %b HTTP/1.1\r\n" + _HOST + b"content-type: application/json\r\n"
-_UPGRADE = f"connection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n".encode()
-_JOIN = b"GET %b HTTP/1.1\r\n" % PATH.encode() + _HOST + _UPGRADE
+_UPGRADE = f"connection: upgrade\r\nupgrade: {LINK_PROTOCOL}\r\n\r\n".encode()
+_JOIN = b"GET %b HTTP/1.1\r\n" % LINK_PATH.encode() + _HOST + _UPGRADE
 _FRAME = b"\0\0\0\4\0\0\0\0\0"  # empty settings, as HTTP/2 begins
 _PAGE = max(FILES, key=lambda path: len(FILES[path].body))
 _MESSAGES, _MESSAGE_BYTES = 120, 4 << 20

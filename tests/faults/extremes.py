@@ -25,7 +25,7 @@ from urllib.parse import quote
 import grpc
 
 from ridgeline.engine.setup.home import default_home
-from ridgeline.serve.http.gate import UPLOADS
+from ridgeline.serve.http.request_body import UPLOADS
 from tests.faults import messages
 from tests.faults.fields import HOLE, INFER, Fields
 from tests.faults.silence import PROGRAM, Silence

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from ridgeline.cli.commands.fleet import fleet as show_fleet
 from ridgeline.cli.main import app
-from ridgeline.serve.tunnel.proof import PATH, PROTOCOL, TICKET, Ticket
+from ridgeline.serve.http.request_state import LINK_PATH, LINK_PROTOCOL
+from ridgeline.serve.tunnel.proof import TICKET, Ticket
 from tests.fleet.test_replicas import WISH, Answers, answered, streamed, table
 from tests.fleet.test_router import Routed, routing
 from tests.fleet.wire import wire
@@ -222,8 +223,8 @@ def raw(routed: Routed, *pieces: bytes, ticket: str = "") -> bytes:
     and what was not heard by then is lost.
     """
     with socket.create_connection(("127.0.0.1", routed.port), timeout=PATIENCE_S) as connection:
-        head = f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n"
-        connection.sendall(f"{head}upgrade: {PROTOCOL}\r\n{TICKET}: {ticket}\r\n\r\n".encode())
+        head = f"GET {LINK_PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n"
+        connection.sendall(f"{head}upgrade: {LINK_PROTOCOL}\r\n{TICKET}: {ticket}\r\n\r\n".encode())
         heard = b""
         while b"\n" not in heard.partition(b"\r\n\r\n")[2] and b"refused" not in heard:
             data = connection.recv(1 << 16)
@@ -258,7 +259,7 @@ def test_strangers_get_no_link(routed: Routed) -> None:
             head, _, said = raw(routed, line, ticket=ticket).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 403 ")
             assert b"it does not know the key of this fleet" in said
-    status, answer, _ = routed.call(PATH, connection="upgrade", upgrade="websocket")
+    status, answer, _ = routed.call(LINK_PATH, connection="upgrade", upgrade="websocket")
     assert (status, answer["error"]["code"]) == (403, "not_allowed"), "another protocol"
     assert "Traceback" not in routed.log
 

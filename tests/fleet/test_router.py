@@ -25,9 +25,9 @@ from typer.testing import CliRunner
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.main import app
-from ridgeline.fleet.app import POSTS
 from ridgeline.fleet.metrics import merged
 from ridgeline.serve.app import new_app
+from ridgeline.serve.dialects import NAME_A_MODEL
 from tests.serve.page.browsing import answer, ask, find, keep, texts
 from tests.serve.serving import JSON, first_of, serving, without_signs
 from tests.waiting import PATIENCE_S, connected, eventually, started
@@ -301,7 +301,7 @@ def test_its_table_has_all_routes_that_name_a_model(model: Path) -> None:
     of_loaded = ["/v1/sleep", "/v1/wake", "/sleep", "/wake_up"]  # nothing is loaded for them
     own = ["/v1/plan", "/v2/repository/index", "/v2/repository/models/{model:path}/{action}"]
     own += ["/api/blobs/{digest}", "/api/copy", "/api/create", "/api/pull", "/api/push"]
-    assert sorted(posts) == sorted([*POSTS, *of_one_model, *of_loaded, *own])
+    assert sorted(posts) == sorted([*NAME_A_MODEL, *of_one_model, *of_loaded, *own])
 
 
 def test_lm_studios_list_has_all_models_and_which_are_loaded(routed: Routed) -> None:

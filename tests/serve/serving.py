@@ -22,7 +22,7 @@ from openai import OpenAI
 from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
 from ridgeline.serve.engine import async_engine, request_stream
-from ridgeline.serve.http.http_limits import BoundedProtocol
+from ridgeline.serve.http.edge.connection import BoundedProtocol
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.listening import bind
 from ridgeline.serve.http.options import ServeOptions

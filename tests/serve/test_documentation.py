@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ridgeline.engine.setup.options import Options
 from ridgeline.serve.answer import conversation, protocol, samplers
 from ridgeline.serve.dialects.llamacpp import infill
-from ridgeline.serve.http import http_limits, json_body
+from ridgeline.serve.http import request_body
+from ridgeline.serve.http.edge import connection
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.text.template import process
 from tests.serve.observe.test_spans import CALLER, COMPLETE
@@ -92,8 +93,8 @@ def test_every_limit_without_a_flag_has_its_number() -> None:
     numbers = re.compile(r"\d+(?:,\d{3})*(?: KiB)?")
     said = [numbers.findall(cell) for _, cell in rows("Limits without a flag")]
     assert said == [
-        [f"{http_limits._MAX_HEAD_BYTES >> 10} KiB"],
-        [f"{json_body.MAX_VALUES:,}", f"{json_body.MAX_PARTS:,}"],
+        [f"{connection._MAX_HEAD_BYTES >> 10} KiB"],
+        [f"{request_body.MAX_VALUES:,}", f"{request_body.MAX_PARTS:,}"],
         [f"{most_prompts:,}"],
         [f"{conversation._MAX_MESSAGES:,}"],
         [f"{samplers.MAX_BIASES:,}", f"{protocol._MAX_METADATA}"],

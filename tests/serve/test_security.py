@@ -12,9 +12,8 @@ from ridgeline.fleet.app import new_app as router_app
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.pool import Pool
 from ridgeline.serve.aliases import Aliases
-from ridgeline.serve.http.gate import OPEN_PATHS
-from ridgeline.serve.http.limits import Limits
-from ridgeline.serve.tunnel.proof import PATH as DOOR
+from ridgeline.serve.http.keys import Limits
+from ridgeline.serve.http.request_state import LINK_PATH, OPEN_PATHS
 from tests.serve.serving import serving
 
 TEXT = (Path(__file__).parents[2] / "SECURITY.md").read_text()
@@ -42,11 +41,11 @@ def test_every_route_is_in_the_table_and_only_what_it_says_is_open(model: Path) 
     router = Router(Catalogue([str(model)], None), pool, aliases=Aliases(None))
     with serving(model) as served:
         routes = [*served.running.app.routes, *router_app(router).routes]
-        paths = {getattr(route, "path", "") for route in routes} | {AUDIT, DOOR}
+        paths = {getattr(route, "path", "") for route in routes} | {AUDIT, LINK_PATH}
     names = table()
     missing = {path for path in paths if not any(is_named(path, name) for name in names)}
     assert not missing
     assert not {name for name in names if not any(is_named(path, name) for path in paths)}
-    for path in paths - {DOOR}:
+    for path in paths - {LINK_PATH}:
         longest = max((name for name in names if is_named(path, name)), key=len)
         assert (names[longest] == "yes") == (path in OPEN_PATHS), path

@@ -24,8 +24,7 @@ from ridgeline.serve.dialects.triton.tensors import pack, unpack
 from ridgeline.serve.http.listening import bind
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.triton_grpc import check_grpc_port
-from ridgeline.serve.triton_grpc.bounds import check_parts
-from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE
+from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE, check_parts
 from ridgeline.serve.triton_grpc.translate import infer_request
 from ridgeline.trust.audit.record_format import files_of
 from tests.lines_run import at_most_lines

@@ -33,17 +33,17 @@ from ridgeline.model.hub.pull import pull
 from ridgeline.model.hub.search import is_hub_name
 from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.serve.aliases import Aliases
+from ridgeline.serve.dialects import COUNTED, MODERATIONS, NAME_A_MODEL
 from ridgeline.serve.dialects.llamacpp.routes import listed
 from ridgeline.serve.dialects.ollama.managing import add_management
 from ridgeline.serve.dialects.ollama.models import VERSION, entry, loaded
-from ridgeline.serve.http.error_handlers import add_errors
-from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.gate import check_operator
-from ridgeline.serve.http.json_body import in_turn
+from ridgeline.serve.http.errors import ApiError, add_errors
 from ridgeline.serve.http.options import parse_seconds
+from ridgeline.serve.http.request_body import in_turn
+from ridgeline.serve.http.request_state import check_operator
 from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.page import FILES
-from ridgeline.serve.plans.routes import add_plans
+from ridgeline.serve.plans import add_plans
 from ridgeline.serve.service import untagged
 from ridgeline.system.machine import available_bytes
 from ridgeline.version import __version__
@@ -51,40 +51,6 @@ from ridgeline.version import __version__
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.trust.audit.log import AuditLog
 
-MODERATIONS = "/v1/moderations"
-POSTS = (  # their bodies name a model
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/responses/input_tokens",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    MODERATIONS,
-    "/v1/rerank",
-    "/v2/rerank",
-    "/rerank",
-    "/v1/score",
-    "/score",
-    "/infill",
-    "/completion",
-    "/completions",
-    "/apply-template",
-    "/v1/chat/completions/input_tokens",
-    "/tokenize",
-    "/detokenize",
-    "/api/chat",
-    "/api/generate",
-    "/api/show",
-    "/api/embed",
-    "/api/embeddings",
-)
-_FREE = frozenset(  # no model computes anything for these
-    {
-        *("/v1/responses/input_tokens", "/v1/messages/count_tokens", "/apply-template"),
-        *("/v1/chat/completions/input_tokens", "/tokenize", "/detokenize", "/api/show"),
-    }
-)
 _BYTES_OF_TOKEN = 4  # of a request's body, roughly: the server counts exactly
 _LONG_BYTES = 1 << 16  # from this size on, a thread makes a body's keys
 _FIELDS = TypeAdapter[dict[str, Any]](dict[str, Any])
@@ -337,7 +303,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        redirect_slashes=False,  # the gate takes them off
+        redirect_slashes=False,  # the edge takes them off
     )
     app.state.work = WorkTurns(pace=router.pool.limits.pace)
     add_errors(app)
@@ -360,7 +326,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
             use,
             body,
             prompt=await router.prompt(request, body, fields),
-            num_tokens=0 if request.url.path in _FREE else 1 + len(body) // _BYTES_OF_TOKEN,
+            num_tokens=0 if request.url.path in COUNTED else 1 + len(body) // _BYTES_OF_TOKEN,
         )
 
     async def get(request: Request) -> Response:
@@ -386,16 +352,17 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
 
     add_triton(app, router, named)
     add_management(app, router)
-    for path in POSTS:
-        app.router.routes.append(Route(path, post, methods=["POST"]))
-    for path in ("/openapi.json", "/tokenizer_info", "/props"):
-        app.router.routes.append(Route(path, get, methods=["GET"]))
-    for path in ("/v1/live", "/v1/memory", "/is_sleeping"):
-        app.router.routes.append(Route(path, live, methods=["GET"]))
+    _add(app, "POST", post, *NAME_A_MODEL)
+    _add(app, "GET", get, "/openapi.json", "/tokenizer_info", "/props")
+    _add(app, "GET", live, "/v1/live", "/v1/memory", "/is_sleeping")
     add_of_all_servers(app, router)
     if has_page:
         app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
+
+
+def _add(app: FastAPI, method: str, answer: Callable[[Request], Any], *paths: str) -> None:
+    app.router.routes += [Route(path, answer, methods=[method]) for path in paths]
 
 
 def add_of_all_servers(app: FastAPI, router: Router) -> None:
@@ -446,11 +413,9 @@ def add_of_all_servers(app: FastAPI, router: Router) -> None:
             router.pool, lambda: contextlib.nullcontext(replica_set), only=worker
         )
 
-    for path in (LOAD, UNLOAD):
-        app.router.routes.append(Route(path, adapters, methods=["POST"]))
-    for path in ("/v1/sleep", "/v1/wake", "/sleep", "/wake_up"):
-        app.router.routes.append(Route(path, sleep, methods=["POST"]))
-    app.router.routes.append(Route("/v1/requests/{name}/explain", explain, methods=["GET"]))
+    _add(app, "POST", adapters, LOAD, UNLOAD)
+    _add(app, "POST", sleep, "/v1/sleep", "/v1/wake", "/sleep", "/wake_up")
+    _add(app, "GET", explain, "/v1/requests/{name}/explain")
 
 
 def key_of(request: Request) -> dict[str, str]:

@@ -31,15 +31,13 @@ from ridgeline.foresight.routing.balancer import Scaling
 from ridgeline.serve.aliases import Aliases
 from ridgeline.serve.batches.routes import add_batches
 from ridgeline.serve.batches.runner import Batches, store_of
-from ridgeline.serve.http.keys import Keys
-from ridgeline.serve.http.limits import Limits
-from ridgeline.serve.http.listening import bind, bind_unix, certificate_settings, unbound
-from ridgeline.serve.http.logs import LogWriter, standard_error
+from ridgeline.serve.http.keys import Keys, Limits
+from ridgeline.serve.http.listening import Listener, bind, bind_unix, certificate_settings, unbound
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.strangers import Listener
-from ridgeline.serve.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
+from ridgeline.serve.http.web_server import LOOPBACK, Edge, WebServer, address, obey_signals, settle
 from ridgeline.serve.triton_grpc import check_grpc_port, grpc_beside
 from ridgeline.serve.tunnel.proof import NotTaken
+from ridgeline.system.log_writer import LogWriter, standard_error
 from ridgeline.system.machine import raise_file_limit
 from ridgeline.system.shared_secret import read_key
 from ridgeline.trust.receipts.http import add_receipts, signer_of
@@ -120,17 +118,14 @@ class RunningFleet:
             add_door(app)
         add_receipts(app, cache(partial(signer_of, options.receipt_key)))
         self._batches = batches_of(app, self.pool, keys, options, default_home(), audit)
-        self.server = WebServer(
-            app,
-            app.routes,
-            options,
-            keys,
-            limits,
-            log.line,
-            lambda path, method, status: None,
-            audit,
-            link_for=self.door.link_for if self.door else lambda headers: None,
-        )
+        edge = Edge(app, app.routes, options, keys, limits, log.line, lambda *counted: None)
+        front = None
+        if audit:
+            from ridgeline.trust.audit.requests import Audited
+
+            front = Audited(edge.front, audit)
+        link_for = self.door.link_for if self.door else lambda headers: None
+        self.server = WebServer(edge, options, log.line, front, link_for)
         self._end: asyncio.Task[None] | None = None
 
     async def run(self, listener: Listener, url: str) -> None:
@@ -170,7 +165,6 @@ class RunningFleet:
         return RayServers(cluster, scaling, self._log.line).keeping(replica_set, order, self.stop)
 
     def _say_ready(self) -> None:
-        """Say once that requests can come."""
         if self._ready_line:
             print(self._ready_line, flush=True)
         self._ready_line = ""
@@ -286,7 +280,6 @@ def _check_links(options: ServeOptions) -> None:
 
 
 def _loaded(replica_set: ReplicaSet, url: str) -> str:
-    """Say that a model is ready, and what each of its servers got."""
     begin = f"{replica_set.name} is ready at {url} (OpenAI API: {url}/v1): "
     if replica_set.plan is None:
         return begin + "servers are started where there is room"
@@ -299,7 +292,6 @@ def _loaded(replica_set: ReplicaSet, url: str) -> str:
 
 
 def _loaded_later(names: Sequence[str], url: str) -> str:
-    """Say that models are ready to be loaded."""
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     count = "1 model is" if len(names) == 1 else f"{len(names)} models are"
     return (

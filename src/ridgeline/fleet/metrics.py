@@ -25,10 +25,7 @@ _COUNTED = {
     "diverged": "Streams that ended then, since the answer would not have been the same.",
     "restarted": "Servers that were started again.",
 }
-_LOST = {
-    "blame": "they ended two servers",
-    "failed": "servers ended under them too often",
-}
+_LOST = {"blame": "they ended two servers", "failed": "servers ended under them too often"}
 
 
 async def metrics_of(replica_sets: Mapping[str, ReplicaSet], key: Mapping[str, str]) -> str:
@@ -64,7 +61,6 @@ async def _metrics(replica_set: ReplicaSet, worker: Worker, key: Mapping[str, st
 
 
 def _own(replica_sets: Iterable[ReplicaSet]) -> str:
-    """Return the metrics that the router has of models and servers."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Own(list(replica_sets)))
     return generate_latest(registry).decode()

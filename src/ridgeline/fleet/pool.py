@@ -23,7 +23,7 @@ from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
 from ridgeline.fleet.servers.worker_flags import WorkerFlags
 from ridgeline.foresight.routing.balancer import PromptKeys
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.limits import Limits
+from ridgeline.serve.http.keys import Limits
 from ridgeline.serve.http.listening import SocketFolder
 from ridgeline.serve.http.turns import in_thread
 from ridgeline.serve.main import TUNNEL_KEY
@@ -452,7 +452,6 @@ class Pool:
                 await self._unload(replica_set)
 
     async def _unload(self, replica_set: ReplicaSet) -> None:
-        """End all servers of a model."""
         if replica_set.timer is not None:
             replica_set.timer.cancel()
         for start in replica_set.starting.values():

@@ -31,16 +31,15 @@ from ridgeline.fleet.servers.replica_set import ReplicaSet
 from ridgeline.fleet.servers.worker import Draining, Worker
 from ridgeline.foresight.routing.balancer import NOTHING, PromptKeys
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.gate import client_left
-from ridgeline.serve.tunnel.frames import Frames
-from ridgeline.serve.tunnel.journal import is_diverged, spent_in
+from ridgeline.serve.http.request_state import client_left
 from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, SPENT, told
+from ridgeline.serve.tunnel.resume_log import Frames, is_diverged, spent_in
 
 _MAX_FAILED = 8  # attempts in a row without any progress, whatever ended them
 _REST_S = 0.1  # until a server is asked again, or a suspected request looks for its turn
 _REFUSALS = frozenset({429, 503})  # by one server, where another may have room
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
-# The gate sets the first two.
+# The edge sets the first two.
 _OURS = frozenset({b"date", b"x-request-id", HEADER, FINGERPRINT, SPENT})
 
 
@@ -335,7 +334,6 @@ class ProxiedResponse(Response):
                 raise
 
     def _keep(self, attempt: _Attempt, lines: bytes) -> None:
-        """Keep lines of the journal."""
         has_events = lines.count(b"\n") > (not self._journal)  # the very first line is no event
         self._journal += lines
         attempt.replica_set.counts["diverged"] += is_diverged(lines)

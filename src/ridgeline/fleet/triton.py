@@ -24,7 +24,7 @@ from ridgeline.serve.dialects.triton.routes import (
     paths,
     server_metadata,
 )
-from ridgeline.serve.http.gate import check_operator
+from ridgeline.serve.http.request_state import check_operator
 from ridgeline.serve.observe.statistics import added
 
 

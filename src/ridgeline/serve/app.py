@@ -41,15 +41,14 @@ from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.dialects.responses.request import RESPONSES, chat_request
 from ridgeline.serve.dialects.responses.response import ResponsesWriter
 from ridgeline.serve.dialects.triton.routes import add_triton
-from ridgeline.serve.http.error_handlers import add_errors
-from ridgeline.serve.http.errors import LEAVING, STOPPING, ApiError
-from ridgeline.serve.http.gate import check_operator, own_view
-from ridgeline.serve.http.json_body import BodyRoute
+from ridgeline.serve.http.errors import LEAVING, STOPPING, ApiError, add_errors
+from ridgeline.serve.http.request_body import BodyRoute
+from ridgeline.serve.http.request_state import check_operator, own_view
 from ridgeline.serve.lora import add_lora
 from ridgeline.serve.observe.explain_route import add_explain
 from ridgeline.serve.observe.live import MOST_READERS
 from ridgeline.serve.page import FILES
-from ridgeline.serve.plans.routes import add_plans
+from ridgeline.serve.plans import add_plans
 from ridgeline.serve.prompts import Ids
 from ridgeline.serve.service import Service
 from ridgeline.serve.sleeping import add_sleep
@@ -67,7 +66,7 @@ def new_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,  # _add_status has it
-        redirect_slashes=False,  # the gate takes them off
+        redirect_slashes=False,  # the edge takes them off
         servers=[{"url": root}] if (root := service.options.root_path) else None,
     )
     app.router.route_class = BodyRoute

@@ -23,8 +23,8 @@ from ridgeline.engine.adapters import Adapters, NoRoom
 from ridgeline.engine.identity import with_adapter
 from ridgeline.serve.answer import fields
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.gate import check_operator
-from ridgeline.serve.http.request_model import Strict
+from ridgeline.serve.http.request_body import Strict
+from ridgeline.serve.http.request_state import check_operator
 from ridgeline.serve.http.turns import in_thread
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")

@@ -21,14 +21,13 @@ from ridgeline.engine.setup.progress import say
 from ridgeline.serve.answering import Answering
 from ridgeline.serve.engine.request_stream import ServerEnds
 from ridgeline.serve.http.keys import Keys
-from ridgeline.serve.http.listening import bind, bind_unix, certificate_settings, unbound
-from ridgeline.serve.http.logs import LogWriter, standard_error
+from ridgeline.serve.http.listening import Listener, bind, bind_unix, certificate_settings, unbound
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.strangers import Listener
-from ridgeline.serve.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
+from ridgeline.serve.http.web_server import LOOPBACK, Edge, WebServer, address, obey_signals, settle
 from ridgeline.serve.triton_grpc import check_grpc_port, grpc_beside
 from ridgeline.serve.tunnel.joining import Joining, RouterAddress
 from ridgeline.serve.tunnel.middleware import Tunnel
+from ridgeline.system.log_writer import LogWriter, standard_error
 from ridgeline.system.machine import DeviceLost, raise_file_limit
 from ridgeline.system.shared_secret import read_key
 
@@ -77,17 +76,23 @@ class Running:
             limits = self.service.limits
             limits.only_count()
             tunnel = Tunnel(self.app, key, answering.fingerprint, limits.spent)
-        self.server = WebServer(
+        bounded = _with_room(options) if key else options
+        edge = Edge(
             tunnel or self.app,
             self.app.routes,
-            _with_room(options) if key else options,
+            bounded,
             keys,
             self.service.limits,
             write,
             answering.metrics.count_http,
-            audit,
             tunnel.vouched if tunnel else None,
         )
+        front = None
+        if audit:
+            from ridgeline.trust.audit.requests import Audited
+
+            front = Audited(edge.front, audit)
+        self.server = WebServer(edge, bounded, write, front)
         self.also = ""  # what it says of other ports when it listens
         self._drain: asyncio.Task[None] | None = None
         self._rest_s = options.shutdown_timeout

@@ -25,7 +25,7 @@ from ridgeline.serve.deadlines.field import Deadline
 from ridgeline.serve.dialects.llamacpp.infill import InfillRequest, LlamaCppRequest
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.request_model import contradiction
+from ridgeline.serve.http.request_body import contradiction
 from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.observe.metrics import Metrics
 from ridgeline.text.grammar import NotKept

@@ -40,11 +40,9 @@ from ridgeline.serve.engine.between_steps import load
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.engine.request_stream import RequestStream, Screen
 from ridgeline.serve.http.errors import STOPPING, ApiError
-from ridgeline.serve.http.json_body import CAPPED, note_ignored
-from ridgeline.serve.http.keys import ANYONE
-from ridgeline.serve.http.limits import Limits
+from ridgeline.serve.http.keys import ANYONE, Limits
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.request_model import contradiction
+from ridgeline.serve.http.request_body import CAPPED, contradiction, note_ignored
 from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.lora import Loras
 from ridgeline.serve.observe.live import Live

@@ -18,7 +18,7 @@ from ridgeline.serve.dialects.llamacpp.infill import InfillRequest
 from ridgeline.serve.dialects.ollama.protocol import ChatAsked, GenerateAsked
 from ridgeline.serve.dialects.openai.embeddings import EmbeddingsRequest
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
-from ridgeline.serve.http.request_model import Extra, Strict
+from ridgeline.serve.http.request_body import Extra, Strict
 from tests.engine.test_llm import HELLO
 from tests.serve.conftest import write_coder
 from tests.serve.serving import Served, serving

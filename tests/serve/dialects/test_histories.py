@@ -23,7 +23,7 @@ from ridgeline.serve.dialects.ollama.protocol import ChatAsked
 from ridgeline.serve.dialects.responses import request as responses
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_model import STRICT, Strict
+from ridgeline.serve.http.request_body import STRICT, Strict
 from tests.serve.dialects import histories
 from tests.serve.dialects.histories import Row
 from tests.serve.serving import Served, serving

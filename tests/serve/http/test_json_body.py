@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.json_body import BodyRoute, read
+from ridgeline.serve.http.request_body import BodyRoute, read
 from tests.lines_run import at_most_lines
 from tests.serve.serving import JSON, serving
 from tests.serve.test_main import cpu_s, process

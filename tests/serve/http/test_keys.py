@@ -13,7 +13,7 @@ import pytest
 
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.observe.live import MOST_READERS
-from tests.serve.http.test_gate import bearer
+from tests.serve.http.test_edge import bearer
 from tests.serve.serving import Served, serving
 from tests.waiting import connected, eventually
 

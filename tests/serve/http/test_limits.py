@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.keys import ANYONE
-from ridgeline.serve.http.limits import Limits, Spacing
+from ridgeline.serve.http.keys import ANYONE, Limits, Spacing
 
 
 def test_buckets_fill_with_time_and_remember_debt() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from ridgeline.serve.http.logs import LogWriter
+from ridgeline.system.log_writer import LogWriter
 from tests.serve.test_main import process
 from tests.waiting import PATIENCE_S
 

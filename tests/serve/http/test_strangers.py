@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.serve.http.listening import bind
-from ridgeline.serve.http.strangers import Listener, Stranger, Strangers, Visitor
+from ridgeline.serve.http.edge.connection import Stranger, Strangers, Visitor
+from ridgeline.serve.http.listening import Listener, bind
 
 KIB = 1 << 10
 

@@ -15,8 +15,9 @@ import pytest
 
 import ridgeline
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.limits import Spacing
-from ridgeline.serve.http.turns import CALLER, Turns, in_thread
+from ridgeline.serve.http.keys import Spacing
+from ridgeline.serve.http.request_state import CALLER
+from ridgeline.serve.http.turns import Turns, in_thread
 from tests.waiting import PATIENCE_S
 
 

@@ -17,10 +17,11 @@ import pytest
 
 from ridgeline.serve.answer import reply
 from ridgeline.serve.engine.request_stream import StreamError
-from ridgeline.serve.http.turns import CALLER, Turns
+from ridgeline.serve.http.request_state import CALLER
+from ridgeline.serve.http.turns import Turns
 from tests.engine.test_llm import HELLO
-from tests.serve.plans.test_routes import config
 from tests.serve.serving import Served, serving
+from tests.serve.test_plans import config
 from tests.waiting import PATIENCE_S, eventually
 
 A, V = ({"authorization": f"Bearer {key}"} for key in ("key-a", "key-v"))

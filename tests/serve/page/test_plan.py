@@ -14,11 +14,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from ridgeline.serve.plans import routes
+from ridgeline.serve import plans as plan_routes
 from ridgeline.system.report import decimal_size
 from tests.serve.page.browsing import DESK, PHONE, browsing, find, says, sees, set_size, texts
-from tests.serve.plans.test_routes import ask, config
 from tests.serve.serving import Served, serving
+from tests.serve.test_plans import ask, config
 
 DROP = """
 const data = new DataTransfer();
@@ -32,7 +32,7 @@ document.body.dispatchEvent(new DragEvent('drop', how));
 def planner(model: Path) -> Iterator[Served]:
     """A server that gives a plan the time that it takes on a busy machine."""
     with pytest.MonkeyPatch.context() as patch, serving(model) as served:
-        patch.setattr(routes, "MOST_S", 600.0)
+        patch.setattr(plan_routes, "MOST_S", 600.0)
         yield served
 
 

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from ridgeline.serve.main import TUNNEL_KEY
-from ridgeline.serve.tunnel.frames import Frames
-from ridgeline.serve.tunnel.journal import DIVERGED, spent_in
 from ridgeline.serve.tunnel.middleware import HEADER, told
+from ridgeline.serve.tunnel.resume_log import DIVERGED, Frames, spent_in
 from tests.engine.test_llm import HELLO
 from tests.serve.serving import JSON, Served, serving, without_signs
 from tests.waiting import connected

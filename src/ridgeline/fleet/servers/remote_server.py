@@ -17,12 +17,11 @@ from typing import Any
 from fastapi import FastAPI
 
 from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.request_state import LINK_PATH, LINK_PROTOCOL
 from ridgeline.serve.tunnel.proof import (
     FOREIGN,
     GREETING_S,
     LINE_BYTES,
-    PATH,
-    PROTOCOL,
     TICKET,
     FleetLink,
     NotTaken,
@@ -168,7 +167,7 @@ class RemoteServer:
 def add_door(app: FastAPI) -> None:
     """Add what those find who come to the door without a ticket."""
 
-    @app.get(PATH, include_in_schema=False)
+    @app.get(LINK_PATH, include_in_schema=False)
     async def refuse() -> None:
         """Refuse a link."""
         raise ApiError(403, f"the link was refused: {FOREIGN}", code="not_allowed")
@@ -219,7 +218,7 @@ class Door:
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         writer.write(
             b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: "
-            + PROTOCOL.encode()
+            + LINK_PROTOCOL.encode()
             + b"\r\n\r\n"
         )
         if rest:
@@ -235,7 +234,6 @@ class Door:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _greet(self, ticket: Ticket, link: FleetLink) -> None:
-        """Let in a server that belongs here."""
         peer = (link.writer.get_extra_info("peername") or ("a socket",))[0]
         is_kept = False
         try:

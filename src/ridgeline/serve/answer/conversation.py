@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.tools import wanted_tools
-from ridgeline.serve.http.request_model import Strict, contradiction, document, typed
+from ridgeline.serve.http.request_body import Strict, contradiction, document, typed
 from ridgeline.text.messages.tools import Tool, ToolUse
 from ridgeline.text.template.messages import familiar
 

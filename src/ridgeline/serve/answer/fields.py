@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-from ridgeline.serve.http.request_model import Extra
+from ridgeline.serve.http.request_body import Extra
 
 Table = dict[str, Extra]
 

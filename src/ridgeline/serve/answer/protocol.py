@@ -44,7 +44,7 @@ from ridgeline.serve.answer.tools import wanted_tools
 from ridgeline.serve.deadlines.field import HEADER, LONGEST_MS, Deadline
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.request_model import STRICT, Strict, contradiction, wrong
+from ridgeline.serve.http.request_body import STRICT, Strict, contradiction, wrong
 from ridgeline.text.messages.tools import ToolUse
 
 NewText = Callable[[tuple[int, ...], SamplingParams], Text]

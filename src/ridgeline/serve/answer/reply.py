@@ -32,14 +32,13 @@ from ridgeline.serve.engine.request_stream import (
     StreamEvent,
 )
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.gate import client_left
-from ridgeline.serve.http.json_body import ENDED
-from ridgeline.serve.http.limits import Limits
+from ridgeline.serve.http.keys import Limits
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.request_model import Strict
+from ridgeline.serve.http.request_body import ENDED, Strict
+from ridgeline.serve.http.request_state import client_left
 from ridgeline.serve.http.turns import Turns
-from ridgeline.serve.tunnel.journal import Journal
 from ridgeline.serve.tunnel.middleware import HEADER, NOTES
+from ridgeline.serve.tunnel.resume_log import Journal
 
 SSE = "text/event-stream; charset=utf-8"
 # The second is for nginx, which otherwise keeps a stream until its buffer is full.

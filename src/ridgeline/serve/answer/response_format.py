@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from ridgeline.core.structured import KINDS, StructuredOutputsParams
-from ridgeline.serve.http.request_model import bad_value
+from ridgeline.serve.http.request_body import bad_value
 
 _NAMES = {
     "guided_json": "json", "guided_json_object": "json_object", "guided_regex": "regex",

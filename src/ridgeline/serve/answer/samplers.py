@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_model import wrong
+from ridgeline.serve.http.request_body import wrong
 
 MAX_BIASES = 1 << 15
 _MOST_KEYS_SHOWN = 8  # of those that are wrong

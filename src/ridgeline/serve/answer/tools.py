@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.serve.http.request_model import bad_value
+from ridgeline.serve.http.request_body import bad_value
 from ridgeline.text.messages.tools import Tool, ToolUse
 
 _MODES = ("none", "auto", "required")

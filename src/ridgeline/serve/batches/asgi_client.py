@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Scope
 
 from ridgeline.serve.batch_files.run import ItemRequest, ItemResponse, Stopped
-from ridgeline.serve.http.json_body import CAPPED, IGNORED
-from ridgeline.serve.http.turns import CALLER, STATE, in_thread
+from ridgeline.serve.http.request_body import CAPPED, IGNORED
+from ridgeline.serve.http.request_state import CALLER, STATE, RequestState, local_scope
+from ridgeline.serve.http.turns import in_thread
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
     from ridgeline.trust.audit.log import AuditLog
@@ -45,7 +46,7 @@ class LocalClient:
         """Ask ``app`` as ``tenant``, the label of a key.
 
         Args:
-            app: the application, behind the gate.
+            app: the application, behind the edge.
             tenant: whose use it is, and whose limits hold.
             is_background: whether requests that people wait for go first.
             renamed: which model is asked where a request names one; None is the server's own.
@@ -79,34 +80,21 @@ class LocalClient:
     async def _once(self, asked: ItemRequest, body: bytes) -> _CollectedResponse:
         CALLER.set(self._caller)
         reply, unread = _CollectedResponse(), [body]
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
+        state: RequestState = {
+            "note": {},
+            "request_id": asked.request_id,
+            "arrived_s": time.monotonic(),
+            "created": datetime.fromtimestamp(time.time()).astimezone(),
             "path": asked.url,
-            "raw_path": asked.url.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-            "client": None,
-            "server": None,
-            "state": {
-                "note": {},
-                "request_id": asked.request_id,
-                "arrived_s": time.monotonic(),
-                "created": datetime.fromtimestamp(time.time()).astimezone(),
-                "path": asked.url,
-                "tenant": self._tenant,
-                "is_operator": False,
-                "is_background": self._is_background,
-                "seed": asked.seed,
-                "journal": None,
-            },
+            "tenant": self._tenant,
+            "is_operator": False,
+            "is_background": self._is_background,
+            "seed": asked.seed,
+            "journal": None,
         }
-
-        STATE.set(scope["state"])
+        headers = {"host": "localhost", "content-type": "application/json"}
+        scope = local_scope("POST", asked.url, headers, state)
+        STATE.set(state)
         if self._audit:
             return await self._audited(self._audit, scope, reply, unread)
         await self._ask(scope, reply, unread)

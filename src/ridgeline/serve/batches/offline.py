@@ -58,11 +58,7 @@ def answer(llm: LLM, of: Of, journal: Journal, report: Callable[[], object]) -> 
 
         asking = LocalClient(answering.app, ANYONE, is_background=False, renamed=renamed)
         batch = BatchRun(
-            journal,
-            asking,
-            name=of.source.digest(),
-            seed=llm.config.seed,
-            most_at_once=most,
+            journal, asking, name=of.source.digest(), seed=llm.config.seed, most_at_once=most
         )
         try:
             await batch.run(of.source.lines(), report)

@@ -26,9 +26,8 @@ from ridgeline.serve.batch_files.store import OwnerFiles, StoredBatch, StoredFil
 from ridgeline.serve.batches.runner import Batches
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.gate import UPLOADS, too_long
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.request_model import Strict, wrong
+from ridgeline.serve.http.request_body import UPLOADS, Strict, too_long, wrong
 from ridgeline.serve.http.turns import in_thread
 
 _MOST_FILES = 10_000  # of a key
@@ -212,7 +211,6 @@ def _checked(form: FormData) -> tuple[UploadFile, str]:
 
 
 def _file(batches: Batches, request: Request, file_id: str, param: str = "file_id") -> StoredFile:
-    """Return a file of the caller's. Raises ApiError."""
     file = batches.store.of(request.state.owner).files.get(file_id)
     if file is None:
         raise ApiError(404, f"there is no file {file_id!r:.80}", param=param, code="not_found")
@@ -220,7 +218,6 @@ def _file(batches: Batches, request: Request, file_id: str, param: str = "file_i
 
 
 def _batch(batches: Batches, request: Request, batch_id: str) -> StoredBatch:
-    """Return a batch of the caller's. Raises ApiError."""
     batch = batches.store.of(request.state.owner).batches.get(batch_id)
     if batch is None:
         message = f"there is no batch {batch_id!r:.80}"

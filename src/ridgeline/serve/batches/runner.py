@@ -163,7 +163,6 @@ class Batches:
         journal: Journal,
         label: str,
     ) -> None:
-        """Have all requests answered that have no answer."""
         total = await in_thread(lambda: sum(1 for _ in source.lines()))
         if not total:
             raise ValueError("the file has no requests")

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from ridgeline.foresight.simulator.forecast import PredictedTimes
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_model import Strict, wrong
+from ridgeline.serve.http.request_body import Strict, wrong
 
 HEADER = "x-deadline-ms"
 PROMISE = "x-ridgeline-promise"  # of a reply: "promised", or "unpromised"

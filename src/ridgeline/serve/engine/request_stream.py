@@ -108,7 +108,7 @@ class RequestStream:
         self.tells_progress = tells_progress  # how far its prompts are
         self.on_record = on_record  # told of each prompt's end, also when it is not read any more
         self.arrival_s = time.monotonic()
-        self.arrived_s = self.arrival_s if arrived_s is None else arrived_s  # at the gate
+        self.arrived_s = self.arrival_s if arrived_s is None else arrived_s  # at the edge
         # What answers say of time: seconds of the epoch.
         self.created_s = int(time.time()) if created_s is None else created_s
         self.screen = screen

@@ -11,11 +11,12 @@ import ssl
 import stat
 import tempfile
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
+from ridgeline.serve.http.edge.connection import Strangers, Visitor
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.strangers import Listener
 
 try:
     import fcntl
@@ -23,6 +24,25 @@ except ImportError:  # Windows, which has no such sockets either
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX, _LOCK = "ridgeline-sockets-", "lock"  # of a folder, and the file in it that is locked
+
+
+class Listener(socket.socket):
+    """A listening socket.
+
+    Attributes:
+        strangers: who has connected to it, and to others.
+        own_bytes: what each connection takes for itself.
+    """
+
+    strangers = Strangers(inf, inf)
+    own_bytes = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, which gets a place. Raises OSError."""
+        accepted, address = super().accept()
+        visitor = Visitor(accepted, address, self.strangers)
+        self.strangers.enter(visitor, self.own_bytes)
+        return visitor, address
 
 
 def bind(host: str, port: int, *, flag: str = "--port") -> Listener:

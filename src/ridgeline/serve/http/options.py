@@ -135,8 +135,7 @@ class ServeOptions:
         "RIDGELINE_HOME.",
     )
     audit_rotate: str = flag_field(
-        "64MiB",
-        "Size after which the audit log continues in a new file; each day starts one too.",
+        "64MiB", "Size after which the audit log continues in a new file; each day starts one too."
     )
     audit_keep: str = flag_field("180d", "Time after which files of the audit log are removed.")
     audit_strict: bool = flag_field(

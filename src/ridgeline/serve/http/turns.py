@@ -14,16 +14,13 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.keys import ANYONE
-from ridgeline.serve.http.limits import Spacing
+from ridgeline.serve.http.keys import Spacing
+from ridgeline.serve.http.request_state import CALLER
 from ridgeline.text.child import NUM_PROCESSES
 
-CALLER: ContextVar[str] = ContextVar("caller", default=ANYONE)  # the gate sets it: a key's label
-STATE: ContextVar[dict[str, Any] | None] = ContextVar("state", default=None)  # of the request, too
 _MOST_WAITING = 1000
 _LOOK_S = 1.0  # how often who rests is looked at
 

@@ -1,4 +1,4 @@
-"""The web server around an application: its gate, uvicorn as this project wants it, open files."""
+"""The web server around an application: the row before it, uvicorn as we want it, open files."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ import socket
 import sys
 from asyncio import sslproto
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ridgeline.serve.http.gate import OWN, Gate
-from ridgeline.serve.http.http_limits import BoundedProtocol, TakeLink
-from ridgeline.serve.http.keys import Keys
-from ridgeline.serve.http.limits import Limits
-from ridgeline.serve.http.listening import certificate_settings
-from ridgeline.serve.http.logs import log_line
-from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.strangers import (
+from ridgeline.serve.http.edge.body import BodyReader
+from ridgeline.serve.http.edge.connection import (
     ACCEPTS_PER_TURN,
     MAX_WAITING,
     MOST_BYTES,
     MOST_PLACES,
-    Listener,
+    BoundedProtocol,
     Strangers,
+    TakeLink,
 )
-from ridgeline.serve.tunnel.proof import PATH, PROTOCOL
+from ridgeline.serve.http.edge.keys import KeyCheck, Pacing
+from ridgeline.serve.http.edge.origin import OWN, OriginCheck
+from ridgeline.serve.http.edge.request_log import RequestLog
+from ridgeline.serve.http.keys import Keys, Limits
+from ridgeline.serve.http.listening import Listener, certificate_settings
+from ridgeline.serve.http.options import ServeOptions
+from ridgeline.serve.http.request_state import CALLER, LINK_PATH, LINK_PROTOCOL
 from ridgeline.system.machine import max_open_files
-
-if TYPE_CHECKING:  # imported only where a server has an audit log
-    from ridgeline.trust.audit.log import AuditLog
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _FLUSH_S = 2.0  # for last words to reach their clients
@@ -50,15 +48,26 @@ _TLS_BYTES, _TLS_BUFFER_BYTES = 96 << 10, 16 << 10
 _QUIET_S = 60.0  # between two warnings that connections wait
 
 
-class WebServer(uvicorn.Server):
-    """uvicorn without its signal handlers, and without its ten checks a second for the end.
+class FrontApp(Protocol):
+    """What takes all requests of a server, and is told what its protocol has refused."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+    def on_refused(self, status: int, reason: str, method: str, path: str) -> dict[str, Any]:
+        """Log what is refused before it is a request; return the line of the log."""
+
+
+class Edge:
+    """The row of ASGI callables that a request passes: log, origin, key, pace and body.
+
+    Each knows the next one alone, as what it calls. They tell each other through the state of the
+    request (``request_state``).
 
     Attributes:
-        app: the application behind its gate, for requests that do not come over HTTP.
-        gate: this gate.
-        strangers: who has connected without having proved a key yet, at this socket and others.
-        on_started: called once it listens.
-        ended: set to end it.
+        front: the first of them.
+        needs_keys: whether a request needs anything to come in.
+        pace: how requests of a key are spaced out.
     """
 
     def __init__(
@@ -70,52 +79,72 @@ class WebServer(uvicorn.Server):
         limits: Limits,
         write: Callable[[str], object],
         count: Callable[[str, str, int], None],
-        audit: AuditLog | None = None,
         vouched: Callable[[Mapping[bytes, bytes]], str | None] | None = None,
+    ) -> None:
+        """Stand before ``app``, which has ``routes``.
+
+        ``limits`` are those of each key. ``write`` takes the lines of the log, and ``count`` path,
+        method and status of each request. ``vouched`` is as in ``KeyCheck``.
+        """
+        self.pace, self.needs_keys = limits.pace, keys.are_needed or vouched is not None
+        body = BodyReader(app, routes, options.max_body_bytes, options.max_file_bytes)
+        self._pacing = Pacing(body, limits)
+        self._keys = KeyCheck(self._pacing, keys, vouched)
+        origin = OriginCheck(self._keys, _hosts(options), _origins(options))
+        self.front: FrontApp = RequestLog(origin, routes, options, write, count)
+
+    def is_proved(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether what comes by another way has a key. Raises ApiError 401 if it needs one."""
+        return self._keys.tenant(headers)[1]
+
+    async def admit(self, headers: dict[bytes, bytes], num_bytes: int) -> None:
+        """Let what comes by another way wait, as a request with a body of this length would.
+
+        What is done for it then counts as done for its key. Raises ApiError 401.
+        """
+        tenant, _ = self._keys.tenant(headers)
+        CALLER.set(tenant)
+        await self._pacing.wait(tenant, num_bytes)
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn without its signal handlers, and without its ten checks a second for the end.
+
+    Attributes:
+        app: what requests that do not come over HTTP ask.
+        edge: the row before the application.
+        strangers: who has connected without having proved a key yet, at this socket and others.
+        on_started: called once it listens.
+        ended: set to end it.
+    """
+
+    def __init__(
+        self,
+        edge: Edge,
+        options: ServeOptions,
+        write: Callable[[str], object],
+        front: FrontApp | None = None,
         link_for: Callable[[Mapping[bytes, bytes]], TakeLink | None] = lambda headers: None,
     ) -> None:
-        """Put the gate before ``app``, which has ``routes``.
+        """Serve what stands behind ``edge``; ``front`` stands around it, if it is given.
 
-        ``limits`` are those of each key. ``write`` takes the lines of the log, ``count`` path,
-        method and status of each request, and ``audit`` a line about each. ``vouched`` is the
-        gate's. ``link_for`` returns what takes a connection of a server of another machine, if
-        these headers prove that it is one.
+        ``write`` takes the lines of the log. ``link_for`` returns what takes a connection of a
+        server of another machine, if these headers prove that it is one.
         """
-        self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
+        self._write, self._warned_s = write, -math.inf
         logging.getLogger("uvicorn.error").addFilter(_is_news)
-        self.gate = gate = Gate(
-            app,
-            keys=keys,
-            hosts=_hosts(options),
-            root_path=options.root_path,
-            origins=_origins(options),
-            limits=limits,
-            max_body_bytes=options.max_body_bytes,
-            max_file_bytes=options.max_file_bytes,
-            routes=routes,
-            log=self._log_request,
-            count=count,
-            vouched=vouched or (lambda headers: None),
-        )
-        self.app: ASGIApp = gate
-        on_refused: Callable[[int, str, str, str], object] = gate.on_refused
-        if audit:
-            from ridgeline.trust.audit.requests import Audited
-
-            self.app = audited = Audited(gate, audit)
-            gate.closed, on_refused = audited.closed, audited.on_refused
+        self.edge, self.app = edge, front or edge.front
         most = _most_connections()
         # Where nobody has a key all are strangers: many ask at once, and one sends a whole body.
-        is_for_all = not keys.are_needed and vouched is None
-        most_bytes = max(MOST_BYTES, 2 * options.max_body_bytes * is_for_all)
-        most_places = MOST_PLACES * (2 if is_for_all else 1)
+        most_bytes = max(MOST_BYTES, 2 * options.max_body_bytes * (not edge.needs_keys))
+        most_places = MOST_PLACES * (1 if edge.needs_keys else 2)
         self.strangers = Strangers(min(most_places, most // 2), most_bytes)
         own = {
             "receive_timeout_s": options.receive_timeout,
-            "on_refused": staticmethod(on_refused),
+            "on_refused": staticmethod(self.app.on_refused),
             "most_connections": most,
             "link_for": staticmethod(link_for),
-            "link_target": (f"{options.root_path}{PATH}".encode(), PROTOCOL.encode()),
+            "link_target": (f"{options.root_path}{LINK_PATH}".encode(), LINK_PROTOCOL.encode()),
             "strangers": self.strangers,
             "waiting": {},
         }
@@ -164,12 +193,6 @@ class WebServer(uvicorn.Server):
             sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         await self.serve([listener])
-
-    def _log_request(self, fields: dict[str, Any]) -> None:
-        is_well = fields["path"] == "/health" and fields["status"] == 200  # probes ask each second
-        is_told = fields.get("passed_on") or fields.get("polled")  # to a process with a line, or
-        if not is_well and not is_told:  # again and again by a page
-            self._write(log_line(fields, self._log_format))
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Say in one line, and not each second, that there is no room for connections.

@@ -183,7 +183,6 @@ class Metrics:
         yield from self._foreseen()
 
     def _used(self, usage: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
-        """Yield what keys have used."""
         for name, text in _OF_KEY.items():
             by_key = {label: used[name] for label, used in usage.items()}
             yield self._by("key", CounterMetricFamily, name, text, by_key)

@@ -15,15 +15,13 @@ from starlette.types import ASGIApp
 
 from ridgeline.serve.dialects.triton.routes import ALL_STATS, STATS, STREAM
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.gate import Gate
-from ridgeline.serve.http.json_body import IGNORED, MOST_NAMED
 from ridgeline.serve.http.listening import bind
 from ridgeline.serve.http.options import ServeOptions
+from ridgeline.serve.http.request_body import IGNORED, MOST_NAMED
 from ridgeline.serve.http.turns import Turns
-from ridgeline.serve.http.web_server import WebServer
-from ridgeline.serve.triton_grpc.bounds import check_parts
+from ridgeline.serve.http.web_server import Edge, WebServer
 from ridgeline.serve.triton_grpc.local_http import Cut, LocalAnswer, asked
-from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE
+from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE, check_parts
 from ridgeline.serve.triton_grpc.relay import Caller, Relay
 from ridgeline.serve.triton_grpc.translate import (
     EMPTY_LAST,
@@ -102,13 +100,13 @@ class Translator:
     """The calls of Triton's service, each a request of the application's."""
 
     def __init__(
-        self, app: ASGIApp, gate: Gate, turns: Turns, relay: Relay, options: ServeOptions
+        self, app: ASGIApp, edge: Edge, turns: Turns, relay: Relay, options: ServeOptions
     ) -> None:
-        """Ask ``app``, which stands behind ``gate``; long messages are counted in ``turns``.
+        """Ask ``app``, which stands behind ``edge``; long messages are counted in ``turns``.
 
         All connections come through ``relay``.
         """
-        self._app, self._gate, self._turns, self._relay = app, gate, turns, relay
+        self._app, self._edge, self._turns, self._relay = app, edge, turns, relay
         self._receive_timeout_s = options.receive_timeout
         self._stall_timeout_s = options.stall_timeout
         self._max_body_bytes = options.max_body_bytes
@@ -134,8 +132,7 @@ class Translator:
         # A call that is taken as a stream is told before its message is read.
         found: dict[str, Any] = {
             name: grpc.stream_unary_rpc_method_handler(
-                self._aborting(partial(self._answered, call, name)),
-                response_serializer=_serialized,
+                self._aborting(partial(self._answered, call, name)), response_serializer=_serialized
             )
             for name, call in unary.items()
         }
@@ -317,7 +314,7 @@ class Translator:
         if caller is None:
             raise _Failed(grpc.StatusCode.PERMISSION_DENIED, "ask at the port")
         try:
-            if self._gate.is_proved(_headers(context)):
+            if self._edge.is_proved(_headers(context)):
                 caller.proved()
         except ApiError as error:
             raise _Failed(_CODES[error.status], str(error)) from None
@@ -339,14 +336,14 @@ class Translator:
         headers, is_long = _headers(context), len(data) > _SHORT_BYTES
         try:
             if is_long:
-                await self._gate.admit(headers, len(data))
+                await self._edge.admit(headers, len(data))
                 await self._turns.run(partial(check_parts, kind, data))
             else:
                 check_parts(kind, data)
             return _with_short_names(CLASSES[kind].FromString(data))
         except (DecodeError, ValueError) as error:
             if not is_long:
-                await self._gate.admit(headers, len(data))
+                await self._edge.admit(headers, len(data))
             is_none = isinstance(error, DecodeError)
             why = f"the message is not a {kind}" if is_none else str(error)
             raise _Failed(grpc.StatusCode.INVALID_ARGUMENT, why) from None
@@ -375,7 +372,6 @@ def _note_dropped(answer: LocalAnswer, context: Any) -> None:
 
 
 def _headers(context: Any) -> dict[bytes, bytes]:
-    """Return the same as a gate takes them."""
     return {name.encode(): value.encode() for name, value in _said(context).items()}
 
 
@@ -434,8 +430,8 @@ async def serving_grpc(web: WebServer, options: ServeOptions) -> AsyncIterator[i
             ("grpc.http2.bdp_probe", 0),  # or unread calls would keep more and more
         ]
     )
-    turns = Turns(2, "messages", options.max_queued_requests, web.gate.pace)
-    handlers = Translator(web.app, web.gate, turns, relay, options).handlers()
+    turns = Turns(2, "messages", options.max_queued_requests, web.edge.pace)
+    handlers = Translator(web.app, web.edge, turns, relay, options).handlers()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     if options.ssl_certfile is None:
         server.add_insecure_port(relay.address)

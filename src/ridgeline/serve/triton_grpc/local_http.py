@@ -1,6 +1,6 @@
 """Requests of the application in the same process, answered piece by piece, without a socket.
 
-They pass the gate as those of the network do: key, limits, and a line of the log.
+They pass the edge as those of the network do: key, limits, and a line of the log.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 
 from starlette.types import ASGIApp, Message
+
+from ridgeline.serve.http.request_state import local_scope
 
 _running: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
 
@@ -73,21 +75,7 @@ async def asked(
     """Ask an application; the answer has begun. Leaving the block means hanging up."""
     answer, unread, has_left = LocalAnswer(), [body], asyncio.Event()
     pairs = {"host": "localhost", "content-type": "application/json"} | dict(headers)
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(name.encode(), value.encode()) for name, value in pairs.items()],
-        "client": None,
-        "server": None,
-        "state": {"cut": has_left.set},
-    }
+    scope = local_scope(method, path, pairs, {"cut": has_left.set})
 
     async def receive() -> Message:
         if unread:

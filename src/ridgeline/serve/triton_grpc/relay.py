@@ -13,14 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ridgeline.serve.http.listening import SocketFolder
-from ridgeline.serve.http.strangers import (
-    ACCEPTS_PER_TURN,
-    MAX_WAITING,
-    Listener,
-    Stranger,
-    Strangers,
-)
+from ridgeline.serve.http.edge.connection import ACCEPTS_PER_TURN, MAX_WAITING, Stranger, Strangers
+from ridgeline.serve.http.listening import Listener, SocketFolder
 
 _PIECE_BYTES = 1 << 16
 _CONNECTION_BYTES, _TLS_BYTES = 48 << 10, 112 << 10  # that gRPC keeps of one, and of TLS besides

@@ -62,7 +62,7 @@ def infer_request(request: Any) -> tuple[dict[str, str], bytes]:
 
 
 def _check_numbers(request: Any) -> None:
-    """Raise ValueError for more tensors or dimensions than infer takes: see ``bounds`` for all."""
+    """Raise ValueError for more tensors or dimensions than infer takes; see ``check_parts``."""
     inputs, outputs = request.inputs, request.outputs
     if max(len(inputs), len(outputs)) > MAX_TENSORS:
         raise ValueError(f"a request may have at most {MAX_TENSORS} inputs, and as many outputs")

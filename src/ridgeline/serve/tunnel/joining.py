@@ -21,13 +21,12 @@ from urllib.parse import urlsplit
 
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.listening import SocketFolder
+from ridgeline.serve.http.request_state import LINK_PATH, LINK_PROTOCOL
 from ridgeline.serve.tunnel.proof import (
     BEAT_S,
     FOREIGN,
     GREETING_S,
     LINE_BYTES,
-    PATH,
-    PROTOCOL,
     TICKET,
     FleetLink,
     NotTaken,
@@ -72,7 +71,7 @@ class RouterAddress:
             self._port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError as error:
             raise ValueError(f"--join is {url!r}: {error}") from None
-        self._path = parts.path.rstrip("/") + PATH
+        self._path = parts.path.rstrip("/") + LINK_PATH
         self._tls = None
         if parts.scheme == "https":
             try:
@@ -89,7 +88,7 @@ class RouterAddress:
         )
         try:
             head = f"GET {self._path} HTTP/1.1\r\nhost: {self._host}:{self._port}\r\n"
-            head += f"connection: upgrade\r\nupgrade: {PROTOCOL}\r\n{TICKET}: {ticket}\r\n\r\n"
+            head += f"connection: upgrade\r\nupgrade: {LINK_PROTOCOL}\r\n{TICKET}: {ticket}\r\n\r\n"
             writer.write(head.encode())
             answer = await reader.readuntil(b"\r\n\r\n")
         except (EOFError, asyncio.LimitOverrunError):
@@ -207,7 +206,6 @@ class Joining:
             self._main.say(leaving=True)
 
     async def _stay(self, link: FleetLink, name: str, reload: Callable[[], None]) -> None:
-        """Do what the router wants until the link ends."""
         if self._is_leaving:
             self.leave()
         beating = asyncio.ensure_future(_beat(link))

@@ -1,6 +1,6 @@
 """Takes what a router says beside a request, and frames the streamed answer that it gets.
 
-It stands inside the gate. A request without the header passes unchanged; one whose sender does not
+It stands inside the edge. A request without the header passes unchanged; one whose sender does not
 know the key is refused.
 """
 
@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.keys import ANYONE
-from ridgeline.serve.tunnel.frames import frame
-from ridgeline.serve.tunnel.journal import Journal, spent_line
+from ridgeline.serve.tunnel.resume_log import Journal, frame, spent_line
 
 HEADER = b"x-ridgeline-fleet"  # of a router's request, and of an answer in frames
 FINGERPRINT = b"x-ridgeline-fingerprint"  # of an answer to a router: what answers depend on

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from ridgeline.system.shared_secret import is_proof, proof
 
-PATH, PROTOCOL = "/v1/fleet/join", "ridgeline-fleet"  # of the request that becomes a link
-TICKET = "x-ridgeline-link"  # its header, which proves the key before a link takes any place
+# A header of the request that becomes a link: it proves the key before a link takes any place.
+TICKET = "x-ridgeline-link"
 LINE_BYTES = 1 << 14  # the longest
 GREETING_S = 10.0  # for both to identify each other
 SILENT_S = 30.0  # after which a link is taken for dead

@@ -1,6 +1,6 @@
 """What a line of the audit log says of a request, and the middleware that has it written.
 
-It stands around the gate, so a request that the gate refuses has a line too. With
+It stands around the edge, so a request that the edge refuses has a line too. With
 ``--audit-strict`` the end of an answer waits until its line is on the disk. ``GET /v1/audit/head``
 says where the log ends.
 """
@@ -20,8 +20,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.serve.answer.response_builder import ResponseBuilder, message_of
-from ridgeline.serve.http.errors import ApiError, body_at
-from ridgeline.serve.http.gate import OPEN_PATHS, Gate, check_operator, client_left, refuse
+from ridgeline.serve.http.errors import ApiError, refuse
+from ridgeline.serve.http.request_state import OPEN_PATHS, check_operator, client_left
+from ridgeline.serve.http.web_server import FrontApp
 from ridgeline.trust.audit.log import AuditLog
 
 if TYPE_CHECKING:
@@ -122,19 +123,19 @@ def _are_ids(values: list[Any] | tuple[Any, ...]) -> bool:
 
 
 class Audited:
-    """ASGI middleware around a gate."""
+    """ASGI middleware around an edge."""
 
-    def __init__(self, gate: Gate, log: AuditLog) -> None:
-        """Write a line to ``log`` for each request that ``gate`` lets through or refuses."""
-        self._gate, self._log = gate, log
+    def __init__(self, edge: FrontApp, log: AuditLog) -> None:
+        """Write a line to ``log`` for each request that ``edge`` lets through or refuses."""
+        self._edge, self._log = edge, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request be answered, and have its line written."""
         if scope["type"] != "http":
-            await self._gate(scope, receive, send)
+            await self._edge(scope, receive, send)
             return
         state = scope["state"]
-        state["audit"] = AuditEntry()
+        state["audit"], state["closed"] = AuditEntry(), self._closed()
         held: list[Message] = []
 
         async def hold(message: Message) -> None:
@@ -143,7 +144,7 @@ class Audited:
             if message.get("more_body", False):
                 await _send_all(held, send)
 
-        await self._gate(scope, receive, hold if self._log.is_strict else send)
+        await self._edge(scope, receive, hold if self._log.is_strict else send)
         line = state["line"]
         if line.get("passed_on") or (line["path"] in OPEN_PATHS and line["status"] < 400):
             await _send_all(held, send)  # it has a line elsewhere, or needs none
@@ -160,21 +161,22 @@ class Audited:
         state = scope["state"]
         if held and held[0]["type"] == "http.response.start":
             error = unkept(self._log.trouble)
-            await refuse(send, error, body_at(state["path"], error, state["request_id"]))
+            await refuse(send, error, state)
         elif held:
             state["cut"]()
             await client_left(receive)  # uvicorn takes it for a bug otherwise
 
-    def closed(self) -> ApiError | None:
+    def _closed(self) -> ApiError | None:
         """Return why no request is taken now, if so."""
         if not self._log.is_strict or self._log.trouble is None:
             return None
         return unkept(self._log.trouble)
 
-    def on_refused(self, status: int, reason: str, method: str, path: str) -> None:
-        """Have a line written about what the protocol has refused."""
-        line = self._gate.on_refused(status, reason, method, path)
+    def on_refused(self, status: int, reason: str, method: str, path: str) -> dict[str, Any]:
+        """Have a line written about what the protocol has refused; return the log's."""
+        line = self._edge.on_refused(status, reason, method, path)
         self._log.submit(AuditEntry().fields(line, None))
+        return line
 
 
 async def is_kept(log: AuditLog, state: dict[str, Any], line: Mapping[str, Any]) -> bool:

@@ -15,8 +15,8 @@ from ridgeline.serve.answer.protocol import EACH
 from ridgeline.serve.dialects.documented import Shaped
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.gate import client_left
-from ridgeline.serve.http.request_model import Strict, typed
+from ridgeline.serve.http.request_body import Strict, typed
+from ridgeline.serve.http.request_state import client_left
 from ridgeline.serve.observe.spans import parent_of
 from ridgeline.serve.service import Service
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ridgeline.core.params import SamplingParams
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.keys import ANYONE
-from ridgeline.serve.http.turns import STATE
+from ridgeline.serve.http.request_state import STATE, RequestState
 from ridgeline.trust.rules.file import KeyRules, RulesFile, read_rules
 from ridgeline.trust.rules.judges import JudgeRule
 from ridgeline.trust.rules.tokens import SearchedTokens, TokenText
@@ -78,7 +78,7 @@ class PolicyFile:
 
     def here(self) -> RequestPolicy:
         """Return the rules for the request that is being answered: one object until its end."""
-        state: dict[str, Any] = STATE.get() or {}
+        state: RequestState = STATE.get() or {}
         if "rules" not in state:
             key = self.now.of(state.get("tenant", ANYONE))
             note = state.get("note", {})

@@ -13,7 +13,7 @@ from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.conversation import MAX_TOOLS, NAME_OF_TOOL
 from ridgeline.serve.answer.protocol import Length
 from ridgeline.serve.dialects.anthropic.history import READ, read_messages
-from ridgeline.serve.http.request_model import Strict, kind_of, typed
+from ridgeline.serve.http.request_body import Strict, kind_of, typed
 
 _INT64 = 1 << 63
 _MAX_MESSAGES = 1 << 13

@@ -19,7 +19,7 @@ from ridgeline.serve.dialects.anthropic.protocol import (
     ToolUseBlock,
 )
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_model import bad_value
+from ridgeline.serve.http.request_body import bad_value
 
 ANTHROPIC = Dialect(
     names={

@@ -30,7 +30,7 @@ from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, pro
 from ridgeline.serve.answer.samplers import MAX_BIASES, is_bias, is_token
 from ridgeline.serve.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_model import Strict, contradiction, wrong
+from ridgeline.serve.http.request_body import Strict, contradiction, wrong
 from ridgeline.text.infill import File
 
 _MAX_FILES = 1 << 10

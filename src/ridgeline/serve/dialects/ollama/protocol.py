@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from ridgeline.serve.answer import fields, samplers
 from ridgeline.serve.answer.conversation import MAX_TOOLS
 from ridgeline.serve.answer.protocol import EACH, CompletionRequest, kind_of_prompt
-from ridgeline.serve.http.request_model import Strict, wrong
+from ridgeline.serve.http.request_body import Strict, wrong
 from ridgeline.text.template.parts import readable
 
 _INT64 = 1 << 63

@@ -30,7 +30,7 @@ from ridgeline.serve.dialects.documented import documented
 from ridgeline.serve.dialects.openai.documented import ERRORS, EmbeddingList, Reranked, Scored
 from ridgeline.serve.engine.request_stream import RequestStream, StreamError, StreamEvent
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_model import Strict
+from ridgeline.serve.http.request_body import Strict
 from ridgeline.serve.observe.spans import parent_of
 from ridgeline.serve.prompts import Ids
 from ridgeline.serve.service import Service

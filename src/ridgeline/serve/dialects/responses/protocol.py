@@ -15,7 +15,7 @@ from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.conversation import FunctionDefinition
 from ridgeline.serve.answer.protocol import Length
 from ridgeline.serve.dialects.responses.history import READ, read_items
-from ridgeline.serve.http.request_model import Strict, kind_of, typed
+from ridgeline.serve.http.request_body import Strict, kind_of, typed
 
 _MAX_ITEMS = 1 << 13
 LOGPROBS = "message.output_text.logprobs"

@@ -21,7 +21,7 @@ from pydantic import (
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.protocol import EACH, CompletionRequest, kind_of_prompt
 from ridgeline.serve.answer.samplers import Words
-from ridgeline.serve.http.request_model import Strict, contradiction, wrong
+from ridgeline.serve.http.request_body import Strict, contradiction, wrong
 
 _Flag = Literal["BYTES", "BOOL"]
 _Number = Literal["FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64"]

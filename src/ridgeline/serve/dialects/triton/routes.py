@@ -33,9 +33,15 @@ from ridgeline.serve.dialects.triton.response import (
 )
 from ridgeline.serve.dialects.triton.tensors import check_shape, checked, unpack
 from ridgeline.serve.http.errors import ApiError, validation_error
-from ridgeline.serve.http.gate import check_operator
-from ridgeline.serve.http.json_body import MAX_PARTS, MAX_VALUES, BodyRoute, note_ignored
-from ridgeline.serve.http.request_model import STRICT, bad_value
+from ridgeline.serve.http.request_body import (
+    MAX_PARTS,
+    MAX_VALUES,
+    STRICT,
+    BodyRoute,
+    bad_value,
+    note_ignored,
+)
+from ridgeline.serve.http.request_state import check_operator
 from ridgeline.serve.service import Service
 from ridgeline.version import __version__
 

@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from ridgeline.planner import LoadFlags, PlanFlags, plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.plan import plan_for
-from ridgeline.serve.plans import routes
-from ridgeline.serve.plans.routes import PlanRequest
+from ridgeline.serve import plans
+from ridgeline.serve.plans import PlanRequest
 from tests.serve.serving import Served
 from tests.waiting import PATIENCE_S, connected, eventually
 
-CONFIGS = json.loads((Path(__file__).parents[2] / "data" / "configs.json").read_text())
+CONFIGS = json.loads((Path(__file__).parents[1] / "data" / "configs.json").read_text())
 SHORT = {"prompt_tokens": 60, "new_tokens": 6}
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan has the time that it takes on a busy machine."""
-    monkeypatch.setattr(routes, "MOST_S", 600.0)
+    monkeypatch.setattr(plans, "MOST_S", 600.0)
 
 
 def config(name: str) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def test_plans_do_not_hold_up_answers(
     def ask_for_plan() -> None:
         answers.append(ask(served, model=config("gemma-3-1b"), on="l4", **load))
 
-    monkeypatch.setattr(routes, "plan_for", slow_plan)
+    monkeypatch.setattr(plans, "plan_for", slow_plan)
     thread = threading.Thread(target=ask_for_plan)
     thread.start()
     assert is_at_work.wait(PATIENCE_S)
@@ -286,8 +286,8 @@ def test_a_plan_for_a_load_is_kept_for_its_other_forms(served: Served) -> None:
 def test_a_plan_that_takes_too_long_ends_amid_a_simulation(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "MOST_S", 0.1)
-    monkeypatch.setattr(routes, "BUSY_TIMES", 10_000)
+    monkeypatch.setattr(plans, "MOST_S", 0.1)
+    monkeypatch.setattr(plans, "BUSY_TIMES", 10_000)
     one = {"model": config("llama-3.1-8b"), "on": "h100-sxm", "tensor_parallel_size": 1}
     status, error = served.refused("/v1/plan", LONG | one)
     assert (status, error["code"]) == (400, "plan_too_long")
@@ -298,7 +298,7 @@ def test_a_plan_that_only_waits_for_a_busy_machine_is_asked_for_again(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it computes is little; only the time that passes is too long, and no request's fault."""
-    monkeypatch.setattr(routes, "BUSY_TIMES", 0)
+    monkeypatch.setattr(plans, "BUSY_TIMES", 0)
     one = {"model": config("llama-3.1-8b"), "on": "h100-sxm", "tensor_parallel_size": 1}
     status, answer, headers = served.call("/v1/plan", LONG | one)
     assert (status, answer["error"]["code"]) == (503, "plan_busy")

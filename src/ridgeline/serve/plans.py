@@ -1,13 +1,16 @@
 """Plans over HTTP: what a model needs in memory, and what fits, from a config or of a served model.
 
 It reads no file that a request names, and computes nothing itself: all that is ``planner``'s. Plans
-for a load take seconds: of a key one is made at a time, and it waits for no others.
+for a load take seconds: of a key one is made at a time, and it waits for no others. ``ridgeline
+plan --web`` serves the page of plans and these routes alone, without an engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +22,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field, create_model
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 from starlette.types import Receive
 
 from ridgeline.engine.setup.home import stores
@@ -35,23 +39,24 @@ from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.plan import plan_for
 from ridgeline.serve.dialects.openai.documented import ERRORS
-from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.gate import client_left
-from ridgeline.serve.http.json_body import BodyRoute
-from ridgeline.serve.http.request_model import Strict, contradiction
+from ridgeline.serve.http.errors import ApiError, add_errors
+from ridgeline.serve.http.keys import Keys, Limits
+from ridgeline.serve.http.listening import Listener, bind, unbound
+from ridgeline.serve.http.options import ServeOptions
+from ridgeline.serve.http.request_body import BodyRoute, Strict, contradiction
+from ridgeline.serve.http.request_state import client_left
 from ridgeline.serve.http.turns import WorkTurns
+from ridgeline.serve.http.web_server import Edge, WebServer, address
+from ridgeline.serve.page import FILES
+from ridgeline.system.log_writer import LogWriter, standard_error
 from ridgeline.text.child import BUSY_TIMES
+from ridgeline.version import __version__
 
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
 _NUM_KEPT = 4
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 
-_NO_FILES = (
-    "trace_file",
-    "prices",
-    "lora",
-    "devices",
-)  # flags that a request cannot give: they name files
+_NO_FILES = ("trace_file", "prices", "lora", "devices")  # flags that name files
 _LEAST_MOST = {  # what is simulated, and how finely; a plan for more is for the command line
     "request_rate": (1e-3, 1e5),
     "burstiness": (0.01, 1e6),
@@ -366,3 +371,43 @@ def _until(gone: threading.Event) -> Alive:
 async def _watch(receive: Receive, gone: threading.Event) -> None:
     await client_left(receive)
     gone.set()
+
+
+def plan_app(spec: ModelSpec | None) -> FastAPI:
+    """Return the application; ``spec`` is a model that requests may name, beside configs."""
+    app = FastAPI(title="Ridgeline plans", version=__version__, docs_url=None, redoc_url=None)
+    app.state.work = WorkTurns()
+    add_errors(app)
+
+    def find(name: str | None) -> ModelSpec:
+        if spec is None or name not in (None, spec.name):
+            message = "no such model is served here: give a config.json as an object"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return spec
+
+    names = [] if spec is None else [spec.name]
+    add_plans(app, find, lambda: names, has_chat=False)
+    files = {path: file for path, file in FILES.items() if path != "/"}
+    app.router.routes += [Route(path, file, methods=["GET"]) for path, file in files.items()]
+    app.router.routes.append(Route("/", RedirectResponse("plan"), methods=["GET"]))
+    return app
+
+
+def serve_plans(spec: ModelSpec | None, options: ServeOptions) -> None:
+    """Serve the page until a signal ends it. Raises OSError if the address cannot be had."""
+    listener = bind(options.host, options.port)
+    with unbound(listener), contextlib.closing(LogWriter(standard_error())) as log:
+        log.take_logging()
+        asyncio.run(_run_app(plan_app(spec), listener, options, log))
+
+
+async def _run_app(app: FastAPI, listener: Listener, options: ServeOptions, log: LogWriter) -> None:
+    keys, limits = Keys((), None), Limits()
+    edge = Edge(app, app.routes, options, keys, limits, log.line, lambda *counted: None)
+    server = WebServer(edge, options, log.line)
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, server.ended.set)
+    url = address(listener, options)
+    server.on_started = lambda: print(f"plans are at {url}/plan (Ctrl-C ends it)", flush=True)
+    await server.serve_on(listener)

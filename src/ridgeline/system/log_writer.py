@@ -1,7 +1,4 @@
-"""The log: one line for each request, written by a thread, so that no request waits for it.
-
-It knows nothing of requests or HTTP; the gate decides what is in a line.
-"""
+"""A log that a thread writes: no request waits for it. It does not know what its lines say."""
 
 from __future__ import annotations
 

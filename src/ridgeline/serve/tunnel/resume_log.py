@@ -1,4 +1,8 @@
-"""The journal of one streamed answer: what another server sent, and what this one sends.
+"""How far a streamed answer has come, between a server and its router: its journal, and its bytes.
+
+They go in frames: two lengths, lines of the journal, and bytes of the answer, which were made from
+the events that these lines say. A frame that is not whole does not count, so what a client has read
+and what the journal says always agree.
 
 A server that goes on puts the events of the journal through the code that writes answers, and drops
 what this writes. So it continues where the other one ended, in every dialect. The engine gets the
@@ -11,13 +15,79 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ridgeline.core.step import Event
+from ridgeline.core.step import Event, FinishReason, TokenLogprobs
 from ridgeline.serve.engine.request_stream import RequestStream, StreamError, StreamEvent
-from ridgeline.serve.tunnel.frames import entry_of, event_of, line
+
+_LENGTHS = struct.Struct("<II")  # bytes of the journal's lines, and of the answer
+_MOST_BYTES = 64 << 20  # of a frame
+
+
+def frame(lines: bytes, body: bytes) -> bytes:
+    """Return a frame as bytes."""
+    return _LENGTHS.pack(len(lines), len(body)) + lines + body
+
+
+class Frames:
+    """Cuts bytes into frames as they come."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield lines and bytes of each frame that is whole now.
+
+        Raises ValueError for a frame that is longer than any may be; nothing is kept of it.
+        """
+        self._bytes += data
+        while len(self._bytes) >= _LENGTHS.size:
+            num_lines, num_body = _LENGTHS.unpack_from(self._bytes)
+            if num_lines + num_body > _MOST_BYTES:
+                self._bytes.clear()
+                raise ValueError(f"a frame of {num_lines + num_body} bytes")
+            middle = _LENGTHS.size + num_lines
+            if len(self._bytes) < middle + num_body:
+                return
+            found = bytes(self._bytes[: middle + num_body])
+            del self._bytes[: middle + num_body]
+            yield found[_LENGTHS.size : middle], found[middle:]
+
+
+def line(value: Any) -> bytes:
+    """Return a JSON value as a line of a journal."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def entry_of(prompt: int, event: Event) -> list[Any]:
+    """Return an event of a prompt's answers as it stands in a journal."""
+    reason = event.finish_reason and event.finish_reason.value
+    entry: list[Any] = [prompt, event.seq_id[1], event.token, event.text, reason]
+    entry += [event.stop_reason, event.logprobs]
+    while entry[-1] is None:
+        entry.pop()
+    return entry
+
+
+def event_of(entry: Any) -> tuple[int, Event]:
+    """Return the prompt and the event of an entry. Raises ValueError if it is no entry."""
+    try:
+        prompt, answer, token, text, reason, stop, ranked = [*entry, *[None] * 7][:7]
+        is_right = type(prompt) is type(answer) is int and type(text) is str
+        if not is_right or type(token) not in (int, type(None)) or min(prompt, answer) < 0:
+            raise ValueError
+        logprobs = None
+        if ranked:
+            drawn, logprob, rank, top = ranked
+            logprobs = TokenLogprobs(drawn, logprob, rank, tuple(map(tuple, top)))
+        finish = reason and FinishReason(reason)
+        return prompt, Event((0, answer), token, text, logprobs, finish, stop, None)
+    except (TypeError, ValueError, LookupError):
+        raise ValueError(f"{json.dumps(entry)[:80]} is no entry of a journal") from None
+
 
 DIVERGED = line({"diverged": True})  # of an answer that would not be the same
 

@@ -1,0 +1,1 @@
+"""What a request passes before its route: a bounded connection, then a row of ASGI callables."""
