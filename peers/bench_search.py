@@ -25,8 +25,8 @@ from typing import Any
 
 from peers.overhead import server
 from ridgeline.bench.load.client_flags import ClientFlags
+from ridgeline.bench.search import first_model
 from ridgeline.bench.search.knee import WIDTH, Trial, likely_limit
-from ridgeline.bench.search.served import first_model
 from ridgeline.bench.search.slo import parse_slo
 from ridgeline.bench.search.trial import TrialSetting, run_trial
 from ridgeline.foresight.simulator.workload import Workload

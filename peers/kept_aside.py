@@ -17,10 +17,9 @@ from peers.fit_device_time import KNOWN
 from peers.static_batch import batch_seconds
 from ridgeline.engine.setup.home import stores
 from ridgeline.planner import LoadFlags, PlanFlags
-from ridgeline.planner.capacity.candidate import bounds_of
-from ridgeline.planner.capacity.latency_model import latency_model_of
+from ridgeline.planner.capacity.latency_model import latency_model_of, steady_closed
 from ridgeline.planner.capacity.load import load_of
-from ridgeline.planner.capacity.steady_state import steady_closed
+from ridgeline.planner.capacity.option import bounds_of
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.placement import place

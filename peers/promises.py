@@ -35,12 +35,11 @@ import httpx2
 from peers.overhead import server
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.foresight.deadline_admission import Due, latest_start_s
+from ridgeline.foresight.deadline import Due, latest_start_s
 from ridgeline.foresight.simulator.replay_times import asked_in, settings_of
 from ridgeline.foresight.simulator.run import Clock, ClockHooks, SimRequest, new_replica, serve
-from ridgeline.foresight.step_time.features import StepTime, of_record
-from ridgeline.foresight.step_time.least_squares import fit
-from ridgeline.foresight.step_time.sampler import Samples, Watcher
+from ridgeline.foresight.step_time.features import Samples, StepTime, Watcher, of_record
+from ridgeline.foresight.step_time.fit import fit
 from ridgeline.model.cost.costs import Features
 
 _PROMPTS, _ANSWERS = (20, 60, 150, 400), (16, 32, 64)

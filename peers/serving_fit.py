@@ -37,9 +37,9 @@ from peers.serving_points import (
 )
 from peers.static_batch import batch_steps
 from ridgeline.model.cost.device_time import DeviceTime, Efficiency
-from ridgeline.planner.capacity.candidate import Candidate
+from ridgeline.planner.capacity.latency_model import queue_s
+from ridgeline.planner.capacity.option import Candidate
 from ridgeline.planner.capacity.search import settled_of
-from ridgeline.planner.capacity.steady_state import queue_s
 
 POWERS = (1.0, 1.5, 2.0, 3.0, 6.0)
 # Of a layer, of memory, products and attention, and of a sequence: "Efficiency" in this order.

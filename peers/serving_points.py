@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 from ridgeline.engine.setup.home import stores
 from ridgeline.model.cost.format_bytes import storage_of_config
 from ridgeline.planner import plan
-from ridgeline.planner.capacity.candidate import Candidate, bounds_of
 from ridgeline.planner.capacity.latency_model import latency_model_of
 from ridgeline.planner.capacity.load import LoadFlags, load_of
+from ridgeline.planner.capacity.option import Candidate, bounds_of
 from ridgeline.planner.capacity.search import factors_of, settled_of
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.flags import PlanFlags

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
-from ridgeline.foresight.simulator.fleet.serving import serve_fleet
+from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.foresight.simulator.forecast import State, forecast, new_snapshot
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.features import StepTime

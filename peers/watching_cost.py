@@ -17,12 +17,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from ridgeline.core.records import EngineRecord, StepRecord
-from ridgeline.engine.calibration.store import all_of
+from ridgeline.engine.calibration import all_of
 from ridgeline.engine.setup.home import default_home
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.model.cost.costs import Features
 from ridgeline.serve.observe.trace_buffer import TraceBuffer
 

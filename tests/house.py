@@ -18,12 +18,14 @@ import ridgeline
 PACKAGE = Path(ridgeline.__file__).parent
 # Folders of a room that are subjects of their own, each with a top as a room has one.
 WINGS = {
-    *("core.cache", "core.decoding", "core.scheduling"),
-    *("engine.kv_disk", "engine.quantise", "engine.setup"),
+    *("bench.load", "bench.simulate", "core.cache", "core.decoding", "core.decoding.drafts"),
+    *("core.scheduling", "engine.kv_disk", "engine.quantise", "engine.setup"),
+    *("foresight.routing", "foresight.simulator", "foresight.step_time"),
     *("model.cost", "model.files", "model.hub", "model.shape"),
-    *("text.messages", "trust.audit", "trust.guards", "trust.receipts", "trust.rules"),
-    *("trust.text_rules", "foresight.routing", "serve.answer", "serve.batch_files"),
-    *("serve.http", "serve.tunnel"),
+    *("planner.capacity", "planner.memory", "serve.answer", "serve.batch_files", "serve.http"),
+    *("serve.tunnel",),
+    *("text.grammar", "text.messages", "text.template", "text.tokenizers"),
+    *("trust.audit", "trust.guards", "trust.receipts", "trust.rules", "trust.text_rules"),
 }
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PURE_TESTS = ("tests/core",)
-PLANNER_TESTS = ("tests/planner/memory/test_ledger.py", "tests/foresight/explain/test_explain.py")
+PLANNER_TESTS = ("tests/planner/memory/test_ledger.py", "tests/foresight/test_explain.py")
 NEEDED = (
     "src",
     *PURE_TESTS,
@@ -32,8 +32,7 @@ NEEDED = (
     *("tests/data/configs.json", "tests/data/decisions.json"),
     *("tests/model/__init__.py", "tests/model/cost/__init__.py"),
     *("tests/model/cost/published.py", "tests/model/cost/stored.py"),
-    *("tests/foresight/__init__.py", "tests/foresight/explain/__init__.py"),
-    *("tests/foresight/runs.py", "tests/planner/__init__.py"),
+    *("tests/foresight/__init__.py", "tests/foresight/runs.py", "tests/planner/__init__.py"),
 )
 WORKERS = 2
 
@@ -65,7 +64,7 @@ SPECULATE, LOOKUP = "core/scheduling/speculate.py", "core/decoding/drafts/lookup
 DEPTH, SUFFIX = "core/decoding/drafts/depth.py", "core/decoding/drafts/suffix.py"
 JACOBI, DRAFT_MODEL = "core/decoding/drafts/jacobi.py", "core/decoding/drafts/draft_model.py"
 PACE = "core/decoding/drafts/pace.py"
-LEDGER, EXPLAIN = "planner/memory/ledger.py", "foresight/explain/explain.py"
+LEDGER, EXPLAIN = "planner/memory/ledger.py", "foresight/explain.py"
 WHAT_FITS = "planner/memory/placement.py"
 
 MUTANTS = (

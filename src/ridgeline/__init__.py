@@ -22,10 +22,20 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
         print_embeddings,
     )
-    from ridgeline.engine.vllm.arguments import EngineArgs, FlexibleArgumentParser
-    from ridgeline.engine.vllm.beams import BeamSearchOutput, BeamSearchParams
-    from ridgeline.engine.vllm.metrics import Counter, Gauge, Histogram, Vector
-    from ridgeline.engine.vllm.params import PoolingParams, SamplingParams, TextPrompt, TokensPrompt
+    from ridgeline.engine.vllm import (
+        BeamSearchOutput,
+        BeamSearchParams,
+        Counter,
+        EngineArgs,
+        FlexibleArgumentParser,
+        Gauge,
+        Histogram,
+        PoolingParams,
+        SamplingParams,
+        TextPrompt,
+        TokensPrompt,
+        Vector,
+    )
 
 __all__ = [
     "LLM",
@@ -54,21 +64,21 @@ __all__ = [
 ]
 
 _PLACES = {
-    "BeamSearchOutput": "ridgeline.engine.vllm.beams",
-    "BeamSearchParams": "ridgeline.engine.vllm.beams",
-    "Counter": "ridgeline.engine.vllm.metrics",
-    "EngineArgs": "ridgeline.engine.vllm.arguments",
-    "FlexibleArgumentParser": "ridgeline.engine.vllm.arguments",
-    "Gauge": "ridgeline.engine.vllm.metrics",
-    "Histogram": "ridgeline.engine.vllm.metrics",
+    "BeamSearchOutput": "ridgeline.engine.vllm",
+    "BeamSearchParams": "ridgeline.engine.vllm",
+    "Counter": "ridgeline.engine.vllm",
+    "EngineArgs": "ridgeline.engine.vllm",
+    "FlexibleArgumentParser": "ridgeline.engine.vllm",
+    "Gauge": "ridgeline.engine.vllm",
+    "Histogram": "ridgeline.engine.vllm",
     "LLM": "ridgeline.engine.llm",
     "LoRARequest": "ridgeline.engine.adapters",
-    "PoolingParams": "ridgeline.engine.vllm.params",
-    "SamplingParams": "ridgeline.engine.vllm.params",
+    "PoolingParams": "ridgeline.engine.vllm",
+    "SamplingParams": "ridgeline.engine.vllm",
     "StructuredOutputsParams": "ridgeline.core.structured",
-    "TextPrompt": "ridgeline.engine.vllm.params",
-    "TokensPrompt": "ridgeline.engine.vllm.params",
-    "Vector": "ridgeline.engine.vllm.metrics",
+    "TextPrompt": "ridgeline.engine.vllm",
+    "TokensPrompt": "ridgeline.engine.vllm",
+    "Vector": "ridgeline.engine.vllm",
     "print_embeddings": "ridgeline.engine.outputs",
 }
 

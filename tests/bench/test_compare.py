@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.bench.compare import compare_rows, differences, unique_labels
+from ridgeline.bench.compare import LATENCIES as NAMES
+from ridgeline.bench.compare import (
+    NOTES,
+    Result,
+    compare_rows,
+    differences,
+    read_results,
+    unique_labels,
+)
 from ridgeline.bench.load.stats import DEFINITIONS, LATENCIES, Outcome, parse_limits, summarise
-from ridgeline.bench.result_names import LATENCIES as NAMES
-from ridgeline.bench.result_names import NOTES, Result, read_results
 from tests.waiting import PATIENCE_S
 
 DATA = Path(__file__).parents[1] / "data" / "results"

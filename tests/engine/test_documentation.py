@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine.vllm.options import taken
+from ridgeline.engine.vllm import taken
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 
 TEXT = (Path(__file__).parents[2] / "docs" / "python.md").read_text()

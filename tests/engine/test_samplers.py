@@ -14,7 +14,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.backends.sampler.penalties import has
 from ridgeline.backends.sampler.rule import narrowed
 from ridgeline.core.step import TokenLogprobs
-from ridgeline.engine.token_rules import Lexicon
+from ridgeline.text.token_rules import Lexicon
 from tests.engine.test_llm import model
 
 __all__ = ["model"]  # a fixture

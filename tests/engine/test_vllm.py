@@ -31,7 +31,7 @@ from ridgeline import (
 )
 from ridgeline.engine import requests
 from ridgeline.engine.setup.progress import count_lines
-from ridgeline.engine.vllm.options import taken
+from ridgeline.engine.vllm import taken
 from tests.engine.test_llm import GREEDY, assert_idle, model  # noqa: F401  (a fixture)
 from tests.waiting import PATIENCE_S
 

@@ -25,9 +25,9 @@ from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.cli.commands.explain import explain_command
 from ridgeline.cli.commands.replay import replay_command, serve_again
-from ridgeline.engine.calibration.store import all_of, save_calibration
+from ridgeline.engine.calibration import all_of, save_calibration
 from ridgeline.engine.setup.options import Options
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.model.files.identity import digests as contents
 from ridgeline.model.files.identity.digests import FileDigests
 from ridgeline.model.hub.local_models import ModelStores

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
-from ridgeline.foresight.deadline_admission import (
+from ridgeline.foresight.deadline import (
     AdmissionRound,
     Due,
+    PromiseMargin,
     PromiseRequest,
     latest_start_s,
 )
-from ridgeline.foresight.deadline_margin import PromiseMargin
 from ridgeline.foresight.simulator import run
 from ridgeline.foresight.simulator.forecast import (
     PredictedTimes,
@@ -36,7 +36,7 @@ from ridgeline.foresight.simulator.forecast import (
 from ridgeline.foresight.simulator.run import Clock, new_replica
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.model.cost.costs import Features
 
 # Of a model of 135M weights on two cores: 450 tokens/s alone, 2,700 of prompts.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.policies import Load
-from ridgeline.foresight.deadline_admission import (
+from ridgeline.foresight.deadline import (
     AdmissionRound,
     AdmissionVerdict,
     Due,

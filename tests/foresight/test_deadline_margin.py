@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from ridgeline.foresight.deadline_margin import PromiseMargin
+from ridgeline.foresight.deadline import PromiseMargin
 
 
 def after(margin: PromiseMargin, errors: list[float]) -> PromiseMargin:

@@ -24,8 +24,8 @@ from ridgeline.backends.cuda.measure.parts import smoke
 from ridgeline.backends.cuda.measure.parts.bits import CLAIMS
 from ridgeline.backends.cuda.step import graphs as graphs_
 from ridgeline.backends.cuda.step.graphs import Graphs, Variant
-from ridgeline.bench.gpu import parts
-from ridgeline.bench.gpu.parts import LOST, PARTS
+from ridgeline.bench import gpu as parts
+from ridgeline.bench.gpu import LOST, PARTS
 from ridgeline.cli.commands.doctor import gpu_roof_facts
 from ridgeline.system.machine import DeviceLost
 from tests.gpu.executed import never_executed, traced

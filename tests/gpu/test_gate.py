@@ -11,8 +11,8 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.cuda.approval import FILE, read, remember
-from ridgeline.bench.gpu import parts
-from ridgeline.bench.gpu.main import bench_gpu
+from ridgeline.bench import gpu as parts
+from ridgeline.bench.gpu import bench_gpu
 from ridgeline.cli.commands.doctor import facts
 from ridgeline.planner import plan
 from tests.backends.cuda.test_cards import install

@@ -12,7 +12,7 @@ import pytest
 from ridgeline.model.cost.ownership import PC, SERVER, Owned
 from ridgeline.planner import Plan, plan
 from ridgeline.planner.capacity.option import CapacityOption
-from ridgeline.planner.capacity.pictures import choices_svg
+from ridgeline.planner.capacity.report import choices_svg
 from ridgeline.planner.catalogue import devices, offers
 from ridgeline.planner.documents import as_csv
 from tests.cli.test_main import ridgeline

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.calibration.load import known
-from ridgeline.engine.calibration.store import save_roof
+from ridgeline.engine.calibration import known, save_roof
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
-from ridgeline.foresight.step_time.roof import MEMORY_SHARE, KeptRoof
+from ridgeline.foresight.step_time.calibration import MEMORY_SHARE, KeptRoof
 from ridgeline.model.cost.costs import Features, weight_params
 from ridgeline.planner.catalogue import this_machine
 from ridgeline.system.machine import processor_name, usable_cpus

@@ -35,9 +35,9 @@ from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import Report, bytes_bar, count_bar
 from ridgeline.engine.setup.resolve import resolve
-from ridgeline.engine.setup.terminal import table_of_numbers
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.system.terminal import table_of_numbers
 from ridgeline.text.of_checkpoint import tokenizer_of
 
 Tokens = Sequence[int]

@@ -25,7 +25,7 @@ from ridgeline.core.records import Record, StepRecord
 from ridgeline.engine.llm import LLM
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.engine.setup.progress import count_bar
-from ridgeline.engine.setup.terminal import table_of_numbers
+from ridgeline.system.terminal import table_of_numbers
 
 # Functions of the standard library, which every reader of this has.
 _CODE: tuple[Callable[..., Any], ...] = (

@@ -8,11 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ridgeline.engine.setup.terminal import table_of_numbers
 from ridgeline.planner.capacity.load import OfferedLoad, Slo
-from ridgeline.planner.capacity.option import CapacityOption
-from ridgeline.planner.capacity.prose import bought_name, name_of, per_second, span_ms
-from ridgeline.planner.capacity.spot import SHOWN
+from ridgeline.planner.capacity.option import SHOWN, CapacityOption
+from ridgeline.planner.capacity.report import bought_name, name_of, per_second, span_ms
+from ridgeline.system.terminal import table_of_numbers
 
 _MOST_ROWS = 12
 _PER_MILLION = "USD/Mtok: of a million tokens of answers. "

@@ -25,8 +25,8 @@ import typer
 from typer.core import TyperGroup
 
 from ridgeline import LLM
-from ridgeline.bench.client_overhead import EDGE_HELP, read_edge
 from ridgeline.bench.load.client_flags import ClientFlags, check_base_url
+from ridgeline.bench.load.client_overhead import EDGE_HELP, read_edge
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.out_file import check_out
@@ -48,13 +48,13 @@ from ridgeline.cli.commands.simulate import simulate_command
 from ridgeline.cli.commands.stage import stage
 from ridgeline.cli.flags import UsageError, as_text, flags, reason_of, with_stdin
 from ridgeline.cli.help import App
-from ridgeline.engine.calibration.store import save_calibration
+from ridgeline.engine.calibration import save_calibration
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import say
-from ridgeline.engine.setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.serve.http.options import ServeOptions
+from ridgeline.system.terminal import console
 from ridgeline.version import __version__
 
 # What fingers type after other programs, and what does it here.
@@ -351,7 +351,7 @@ def bench_offline(
     options = replace(options, speculative_config=options.speculative_config or "off")
     with load_model(model, options, {}) as (llm, _):
         if profile:
-            from ridgeline.bench.profile.main import profile as print_profile
+            from ridgeline.bench.offline import profile as print_profile
 
             print_profile(llm, picture=profile_out, **shape)
         else:
@@ -388,7 +388,7 @@ def bench_foresight(
     three. The table compares the errors of the predictions with those of a second run. The last
     line is one JSON document.
     """
-    from ridgeline.bench.foresight.main import foresight
+    from ridgeline.bench.foresight import foresight
 
     check_out(out, (".svg",))
     if edge and not base_url:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from ridgeline.cli.flags import reason_of
-from ridgeline.engine.setup.terminal import console, table_of
+from ridgeline.system.terminal import console, table_of
 
 _TYPED = ("with_models",)  # clean --models: what removes things is said each time
 _VARIABLE = "RIDGELINE_CONFIG"

@@ -38,7 +38,7 @@ class Wait(StrEnum):
 
 
 class TokenRules(NamedTuple):
-    """What the parameters say of tokens, in a model's own ids (``engine.token_rules``).
+    """What the parameters say of tokens, in a model's own ids (``text.token_rules``).
 
     A set of ids is bytes: a bit for each id, lowest first.
     """

@@ -30,8 +30,8 @@ from ridgeline.core.records import Record
 from ridgeline.core.request import Request
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Speculation
+from ridgeline.engine import vllm as vllm_params
 from ridgeline.engine.adapters import Adapters, AnyLora, read_adapters, room_for
-from ridgeline.engine.identity import facts, fingerprint
 from ridgeline.engine.memory import ProcessMemory, Snapshot, process_memory
 from ridgeline.engine.outputs import (
     EmbeddingOutput,
@@ -49,10 +49,10 @@ from ridgeline.engine.requests import AnyLoras, Chunks, Params, Requests, progre
 from ridgeline.engine.setup.build import new_engine, new_runner, new_tier, packed_folder
 from ridgeline.engine.setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine.setup.home import locate
+from ridgeline.engine.setup.identity import facts, fingerprint
 from ridgeline.engine.setup.options import Options, parse_bytes
 from ridgeline.engine.setup.progress import bytes_bar, say
-from ridgeline.engine.setup.remarks import start_lines
-from ridgeline.engine.setup.resolve import resolve
+from ridgeline.engine.setup.resolve import resolve, start_lines
 from ridgeline.engine.text_processor import (
     AnyPrompt,
     Message,
@@ -62,11 +62,18 @@ from ridgeline.engine.text_processor import (
     is_list,
     text_of,
 )
-from ridgeline.engine.vllm import params as vllm_params
-from ridgeline.engine.vllm.beams import BeamSearchOutput, BeamSearchParams, beams_of
-from ridgeline.engine.vllm.metrics import Metric, metrics_of
-from ridgeline.engine.vllm.options import INSTEAD, UseTqdm, taken, wants_progress
-from ridgeline.engine.vllm.tokenizer import TokenizerView
+from ridgeline.engine.vllm import (
+    INSTEAD,
+    BeamSearchOutput,
+    BeamSearchParams,
+    Metric,
+    TokenizerView,
+    UseTqdm,
+    beams_of,
+    metrics_of,
+    taken,
+    wants_progress,
+)
 from ridgeline.foresight.counts import Counts
 from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.checkpoint import load_checkpoint
@@ -257,7 +264,7 @@ class LLM:
 
     @property
     def fingerprint(self) -> str:
-        """Name of all that equal answers to equal requests hang on (``engine.identity``)."""
+        """Name of all that equal answers to equal requests hang on (``engine.setup.identity``)."""
         return fingerprint(self.facts)
 
     @property

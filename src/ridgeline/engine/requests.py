@@ -36,7 +36,7 @@ from ridgeline.engine.outputs import (
 )
 from ridgeline.engine.setup.progress import count_bar
 from ridgeline.engine.text_processor import TextProcessor, cut
-from ridgeline.engine.vllm.params import frozen
+from ridgeline.engine.vllm import frozen
 
 Events = Generator[tuple[int, Event], None, None]  # which of the requests, and what of it
 R = TypeVar("R")

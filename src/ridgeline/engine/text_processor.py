@@ -99,7 +99,7 @@ class TextProcessor:
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
         self.can_chat = checkpoint.can_chat
         self.tokenizer_config = tokenizer_config(checkpoint, self.tokenizer)
-        from ridgeline.engine.token_rules import (
+        from ridgeline.text.token_rules import (
             Lexicon,  # here: behind numpy, or that takes 50 ms more
         )
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ridgeline.backends import cuda
-from ridgeline.engine.calibration.store import kept_roof
+from ridgeline.engine.calibration import kept_roof
 from ridgeline.engine.setup.home import default_home
 from ridgeline.model.cost.hardware import (
     Device,

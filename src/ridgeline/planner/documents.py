@@ -7,7 +7,7 @@ from typing import Any
 
 from ridgeline.model.cost.shapes import active_params, weight_params
 from ridgeline.planner.capacity.load import PERCENTILES
-from ridgeline.planner.capacity.prose import name_of, span_ms
+from ridgeline.planner.capacity.report import name_of, span_ms
 from ridgeline.planner.catalogue import devices, offers
 from ridgeline.planner.memory.placement import length, sentence
 from ridgeline.planner.plan import Plan

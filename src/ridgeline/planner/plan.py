@@ -11,17 +11,20 @@ from typing import Any
 from ridgeline.engine.setup.home import stores
 from ridgeline.model.cost.hardware import Device
 from ridgeline.model.cost.shapes import active_params, mtp_params, weight_params
-from ridgeline.planner.capacity.candidate import Alive
 from ridgeline.planner.capacity.load import BOUGHT_WITHIN, LoadFlags, OfferedLoad, Slo, load_of
-from ridgeline.planner.capacity.option import CapacityOption
-from ridgeline.planner.capacity.prose import verdict
+from ridgeline.planner.capacity.option import (
+    BOOT_S,
+    FETCH_BYTES_PER_S,
+    SHOWN,
+    Alive,
+    CapacityOption,
+)
+from ridgeline.planner.capacity.report import verdict
 from ridgeline.planner.capacity.search import Report, search
-from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices, own_devices
-from ridgeline.planner.memory.adapter_room import adapter_room
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import ASSUMED
-from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
+from ridgeline.planner.memory.model_spec import ModelSpec, adapter_room, read_model_spec
 from ridgeline.planner.memory.own_engine import OWN, computes_on, is_on_gpu
 from ridgeline.planner.memory.placement import Placement, cannot_compute, place, sentence
 from ridgeline.planner.memory.published_formula import Published, published_formula

@@ -13,13 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ridgeline.engine import identity
-from ridgeline.engine.calibration.load import known
-from ridgeline.engine.calibration.store import try_to_keep
+from ridgeline.engine.calibration import known, try_to_keep
 from ridgeline.engine.llm import LLM
+from ridgeline.engine.setup import identity
 from ridgeline.engine.text_processor import TextProcessor
-from ridgeline.foresight.deadline_margin import PromiseMargin
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.foresight.deadline import PromiseMargin
+from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.planner.needs import flags_of
 from ridgeline.serve.aliases import Aliases
 from ridgeline.serve.app import new_app

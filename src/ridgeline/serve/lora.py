@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse
 
 from ridgeline.core.request import Adapter
 from ridgeline.engine.adapters import Adapters, NoRoom
-from ridgeline.engine.identity import with_adapter
+from ridgeline.engine.setup.identity import with_adapter
 from ridgeline.serve.answer import fields
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_body import Strict

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ridgeline.engine.identity import code_digest
 from ridgeline.engine.llm import LLM
 from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.identity import code_digest
 from ridgeline.engine.setup.progress import say
 from ridgeline.serve.answering import Answering
 from ridgeline.serve.engine.request_stream import ServerEnds

@@ -31,7 +31,7 @@ from ridgeline.foresight.simulator.workload import parse_length
 from ridgeline.model.cost.format_bytes import FORMATS, KV_BYTES
 from ridgeline.model.cost.hardware import Device
 from ridgeline.planner import LoadFlags, Plan, PlanFlags
-from ridgeline.planner.capacity.pictures import choices_svg
+from ridgeline.planner.capacity.report import choices_svg
 from ridgeline.planner.catalogue import devices, this_machine
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.ledger import ENGINES

@@ -16,8 +16,8 @@ from opentelemetry.context import Context
 
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
-from ridgeline.engine import identity
 from ridgeline.engine.memory import ProcessMemory
+from ridgeline.engine.setup import identity
 from ridgeline.engine.setup.home import stores
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.model.files.summary import Summary
@@ -95,7 +95,7 @@ class Service:
         guards: Callable[[WorkTurns], Mapping[str, Judge]] = lambda turns: {},
         aliases: Aliases,
     ) -> None:
-        """Take the parts; on ``facts`` all equal answers to equal seeds hang (``engine.identity``).
+        """Take the parts; ``facts`` (``engine.setup.identity``) are what equal answers hang on.
 
         ``files`` are digests of the model's, and ``path`` is its file or directory; ``plan_flags``
         say how it runs. ``memory`` says what takes this process's memory; any thread may call it.

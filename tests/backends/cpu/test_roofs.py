@@ -16,8 +16,8 @@ from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.measure import roofs as roof
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.cli.commands import doctor
-from ridgeline.engine.calibration.store import kept_roof, measure_kept_roof, save_roof
-from ridgeline.foresight.step_time.roof import KeptRoof
+from ridgeline.engine.calibration import kept_roof, measure_kept_roof, save_roof
+from ridgeline.foresight.step_time.calibration import KeptRoof
 from ridgeline.system.machine import usable_cpus
 
 HOST = host_target()

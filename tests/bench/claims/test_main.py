@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ridgeline.bench.claims import bench_claims
 from ridgeline.bench.claims.harness import LoadSizes
-from ridgeline.bench.claims.main import bench_claims
 from ridgeline.bench.claims.techniques import CLAIMS
 from ridgeline.planner import PlanFlags
 from tests.cli.test_main import ridgeline

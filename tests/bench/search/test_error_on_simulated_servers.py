@@ -20,7 +20,7 @@ from ridgeline.bench.search.knee import LoadSearch, Trial, interval, likely_limi
 from ridgeline.bench.search.slo import RequestSlo
 from ridgeline.bench.search.trial import TrialSetting
 from ridgeline.core.records import EngineRecord
-from ridgeline.foresight.simulator.fleet.serving import serve_fleet
+from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Workload, gamma_arrivals
 from ridgeline.foresight.step_time.features import StepTime

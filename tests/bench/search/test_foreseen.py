@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.bench.search.main import foreseen_rate
+from ridgeline.bench.search import foreseen_rate
 from ridgeline.bench.search.slo import RequestSlo
 from tests.bench.scripted import serving as serving_others
 from tests.bench.search.test_main import SHORT, bench_search, document

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import Outcome
+from ridgeline.bench.search import SearchFlags
 from ridgeline.bench.search.knee import (
     WIDTH,
     LoadSearch,
@@ -21,7 +22,6 @@ from ridgeline.bench.search.knee import (
     likely_limit,
     points,
 )
-from ridgeline.bench.search.main import SearchFlags
 from ridgeline.bench.search.slo import (
     RequestSlo,
     Tally,

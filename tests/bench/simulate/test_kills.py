@@ -7,9 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.bench.simulate.kills import cost_of, random_kills
-from ridgeline.foresight.simulator.fleet.routers import ROUTERS
-from ridgeline.foresight.simulator.fleet.serving import serve_fleet
+from ridgeline.bench.simulate.predicted import cost_of, random_kills
+from ridgeline.foresight.simulator.fleet import ROUTERS, serve_fleet
 from tests.foresight.simulator.test_fleet import ROOMY, TIMES, spread
 
 

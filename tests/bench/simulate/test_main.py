@@ -16,8 +16,7 @@ from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.simulate.main import PreparedRun, Scenario, Simulator
 from ridgeline.bench.simulate.predicted import SimulatedRun, asked_of_plan
 from ridgeline.cli.main import app
-from ridgeline.engine.calibration.load import assume
-from ridgeline.engine.calibration.store import calibration_path, save_calibration
+from ridgeline.engine.calibration import assume, calibration_path, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.simulator.workload import Planned, Workload
 from ridgeline.foresight.step_time.calibration import Calibration

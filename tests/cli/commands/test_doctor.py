@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.cli.commands.doctor import facts, foreseen
-from ridgeline.engine.calibration.load import assume, known
-from ridgeline.engine.calibration.store import save_calibration
+from ridgeline.engine.calibration import assume, known, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.step_time.calibration import ONE_STREAM

@@ -13,8 +13,7 @@ import pytest
 
 from ridgeline.bench.simulate.main import write_trace
 from ridgeline.cli.main import main
-from ridgeline.engine.calibration.load import assume
-from ridgeline.engine.calibration.store import save_calibration
+from ridgeline.engine.calibration import assume, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.simulator.run import SimRequest, simulate

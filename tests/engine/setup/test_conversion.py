@@ -13,8 +13,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine.setup.options import Options
-from ridgeline.engine.setup.remarks import conversion_line
-from ridgeline.engine.setup.resolve import resolve
+from ridgeline.engine.setup.resolve import conversion_line, resolve
 from ridgeline.model.files.tensors import Checkpoint, Tensor
 from tests.engine.test_llm import VOCAB, write_model
 from tests.model.files import quantizers

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.engine.setup.options import Options
-from ridgeline.engine.setup.remarks import start_lines
-from ridgeline.engine.setup.resolve import resolve
+from ridgeline.engine.setup.resolve import resolve, start_lines
 from tests.engine.setup.test_conversion import with_blocks
 from tests.tiny import ARCHS, checkpoint
 

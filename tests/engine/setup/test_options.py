@@ -15,9 +15,13 @@ from ridgeline.backends.reference import footprint
 from ridgeline.core.scheduling.policies import POLICIES, Orca, SplitFuse, Static
 from ridgeline.engine.setup import resolve as resolving
 from ridgeline.engine.setup.home import default_home
-from ridgeline.engine.setup.options import Options, parse_bytes
+from ridgeline.engine.setup.options import (
+    Options,
+    SpeculativeConfig,
+    parse_bytes,
+    parse_speculative,
+)
 from ridgeline.engine.setup.resolve import EngineConfig
-from ridgeline.engine.setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.model.cost import costs
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.model import ModelArch

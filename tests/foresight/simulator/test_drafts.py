@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.drafts import Drafts, parse_drafts
-from ridgeline.foresight.simulator.fleet.serving import serve_fleet
+from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 

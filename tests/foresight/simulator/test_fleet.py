@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome
-from ridgeline.foresight.simulator.fleet.routers import (
+from ridgeline.foresight.simulator.fleet import (
     ROUTERS,
+    Evict,
+    RequestOutcome,
+    Slow,
     View,
     least_tokens,
     prefix_aware,
     round_robin,
+    serve_fleet,
 )
-from ridgeline.foresight.simulator.fleet.serving import Evict, Slow, serve_fleet
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.foresight.simulator.test_run import SETTINGS, TIMES, loads, requests_of
 

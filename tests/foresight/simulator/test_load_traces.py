@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.foresight.simulator.load_traces import LoadTrace, Traced, parse_trace
+from ridgeline.foresight.simulator.workload import LoadTrace, Traced, parse_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

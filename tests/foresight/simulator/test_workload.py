@@ -16,14 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.foresight.simulator.load_traces import LoadTrace, Traced, parse_trace
 from ridgeline.foresight.simulator.workload import (
+    LoadTrace,
+    Traced,
     Workload,
     draw,
     gamma_arrivals,
     lognormal_lengths,
     make_plan,
     parse_prompts,
+    parse_trace,
     synthetic_prompts,
 )
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.least_squares import _non_negative, cross_validated, fit
-from ridgeline.foresight.step_time.sampler import After, Measured
+from ridgeline.foresight.step_time.features import After, Measured, StepTime
+from ridgeline.foresight.step_time.fit import _non_negative, cross_validated, fit
 from ridgeline.model.cost.costs import Features
 
 KNOTS = (1, 2, 3, 4, 6, 7, 12, 16, 17, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.engine.calibration.store import (
+from ridgeline.engine.calibration import (
     all_of,
     calibration_path,
     read_calibration,
@@ -31,9 +31,8 @@ from ridgeline.foresight.step_time.calibration import (
     Interval,
     interval_of,
 )
-from ridgeline.foresight.step_time.features import StepTime, of_record
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
-from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
+from ridgeline.foresight.step_time.features import Measured, Samples, StepTime, Watcher, of_record
+from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.model.cost.costs import Features
 from tests.foresight.simulator.test_run import SETTINGS
 from tests.foresight.simulator.test_run import TIMES as TRUE

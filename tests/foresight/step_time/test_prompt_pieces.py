@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.model.cost.costs import Features
-from ridgeline.planner.capacity.candidate import least_prompt_tokens
+from ridgeline.planner.capacity.option import least_prompt_tokens
 
 
 @pytest.mark.parametrize("floor_s", [0.01, 0.03])

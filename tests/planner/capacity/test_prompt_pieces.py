@@ -17,8 +17,8 @@ from ridgeline.core.records import EngineRecord, RequestRecord
 from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
 from ridgeline.planner import PlanFlags
-from ridgeline.planner.capacity.candidate import bounds_of, least_prompt_tokens
 from ridgeline.planner.capacity.latency_model import latency_model_of
+from ridgeline.planner.capacity.option import bounds_of, least_prompt_tokens
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.placement import place

@@ -14,20 +14,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.calibration.load import assume
-from ridgeline.engine.calibration.store import save_calibration
+from ridgeline.engine.calibration import assume, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
-from ridgeline.foresight.simulator.fleet.serving import serve_fleet
+from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.model.cost.format_bytes import storage_of_dtype
 from ridgeline.model.cost.layers import shape_of_arch
 from ridgeline.planner import Plan, PlanFlags, plan
-from ridgeline.planner.capacity.candidate import Candidate, bounds_of
+from ridgeline.planner.capacity.latency_model import Bounds, knee, queue_s, steady, steady_closed
 from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad, Slo, load_of, parse_slo
-from ridgeline.planner.capacity.option import MOST_BUSY, CapacityOption, SeenLatencies
-from ridgeline.planner.capacity.pictures import pareto_svg
-from ridgeline.planner.capacity.prose import per_second
-from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s, steady, steady_closed
+from ridgeline.planner.capacity.option import (
+    MOST_BUSY,
+    Candidate,
+    CapacityOption,
+    SeenLatencies,
+    bounds_of,
+)
+from ridgeline.planner.capacity.report import pareto_svg, per_second
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.plan import plan_for

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ridgeline.cli.choices import show_spot
-from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome
-from ridgeline.foresight.simulator.fleet.serving import serve_fleet
+from ridgeline.foresight.simulator.fleet import RequestOutcome, serve_fleet
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.planner.capacity.load import Slo
-from ridgeline.planner.capacity.option import CapacityOption, seen_of
-from ridgeline.planner.capacity.prose import name_of
-from ridgeline.planner.capacity.spot import (
+from ridgeline.planner.capacity.option import (
+    CapacityOption,
     availability,
     eviction,
     goodput_per_s,
     replicas_for,
+    seen_of,
     share_again,
     up_share,
 )
+from ridgeline.planner.capacity.report import name_of
 from tests.foresight.simulator.test_fleet import ROOMY
 from tests.planner.capacity.test_search import HEADER, planned
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from ridgeline.core.step import Step
-from ridgeline.foresight.deadline_margin import PromiseMargin
+from ridgeline.foresight.deadline import PromiseMargin
 from ridgeline.serve.deadlines import admission
 from tests.serve.serving import Served, hold, serving
 from tests.waiting import PATIENCE_S, eventually

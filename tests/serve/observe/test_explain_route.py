@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.core.step import Step
-from ridgeline.foresight.explain.explain import CAUSES
+from ridgeline.foresight.explain import CAUSES
 from ridgeline.foresight.simulator.replay_times import asked_in
 from ridgeline.foresight.trace import Recorded
 from ridgeline.serve.observe.trace_buffer import Forgotten, TraceBuffer, _stood_in

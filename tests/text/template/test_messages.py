@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from ridgeline.text.template.chat import ChatTemplate
-from ridgeline.text.template.messages import familiar
-from ridgeline.text.template.parts import is_text, readable
+from ridgeline.text.template.messages import familiar, is_text, readable
 from tests.model.files.vocabularies import byte_level, ours
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}

@@ -21,7 +21,7 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.planner import PlanFlags
-from ridgeline.planner.capacity.candidate import engine_record
+from ridgeline.planner.capacity.option import engine_record
 from ridgeline.planner.catalogue import prices_of
 from ridgeline.planner.memory.flags import AUTO
 from ridgeline.planner.memory.model_spec import read_model_spec

@@ -20,8 +20,13 @@ from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import DEFINITIONS, Outcome, parse_limits, summarise, warnings
 from ridgeline.bench.out_file import write_out
 from ridgeline.engine.setup.progress import count_bar, say
-from ridgeline.foresight.simulator.load_traces import parse_trace
-from ridgeline.foresight.simulator.workload import Planned, Workload, make_plan, parse_prompts
+from ridgeline.foresight.simulator.workload import (
+    Planned,
+    Workload,
+    make_plan,
+    parse_prompts,
+    parse_trace,
+)
 from ridgeline.system.report import flat
 from ridgeline.system.svg import COLOURS, Axis, Chart
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.bench.load.stats import LIMIT_NAMES, Outcome
-from ridgeline.foresight.explain.compare import METRICS
+from ridgeline.foresight.explain import METRICS
 
 ERROR = 0.005  # chance that a trial which ends early says what a long one would not
 _MIN_REQUESTS = 20  # fewer say nothing, however clear they are: the server may only be warming up

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.policies import POLICIES
-from ridgeline.engine.calibration.load import all_known
+from ridgeline.engine.calibration import all_known
 from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
@@ -15,8 +15,8 @@ from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.planner import PlanFlags
-from ridgeline.planner.capacity.candidate import engine_record
 from ridgeline.planner.capacity.latency_model import LatencyModel
+from ridgeline.planner.capacity.option import engine_record
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.single_device import DeviceReplica, on_device
 

@@ -16,16 +16,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ridgeline.bench.client_overhead import ClientOverhead
+from ridgeline.bench.load.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
 from ridgeline.bench.out_file import check_place
 from ridgeline.bench.simulate.engines import EngineHere, EngineOnDevice, SimulatedEngine
-from ridgeline.bench.simulate.kills import kills_a_minute, random_kills
 from ridgeline.bench.simulate.predicted import (
     CROWDED,
     SimulatedRun,
     asked_of_plan,
+    kills_a_minute,
+    random_kills,
     tokens_of_sessions,
 )
 from ridgeline.core.params import SamplingParams
@@ -33,15 +34,14 @@ from ridgeline.core.records import EngineRecord, Record
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.foresight.simulator.drafts import parse_drafts
-from ridgeline.foresight.simulator.fleet.routers import ROUTERS
-from ridgeline.foresight.simulator.fleet.serving import Evict
+from ridgeline.foresight.simulator.fleet import ROUTERS, Evict
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
 from ridgeline.foresight.structure import to_json
 from ridgeline.model.files.tensors import naming
 from ridgeline.planner import PlanFlags
-from ridgeline.planner.capacity.candidate import bounds_of
+from ridgeline.planner.capacity.option import bounds_of
 from ridgeline.planner.single_device import DeviceReplica
 
 _SOURCES = {

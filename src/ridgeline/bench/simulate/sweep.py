@@ -23,13 +23,13 @@ from ridgeline.bench.simulate.main import Scenario, Simulator, check_fleet, seed
 from ridgeline.bench.simulate.predicted import SimulatedRun
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import count_bar
-from ridgeline.engine.setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import OF_DEVICE
 from ridgeline.system import svg
 from ridgeline.system.machine import usable_cpus, write_text
 from ridgeline.system.report import as_csv
+from ridgeline.system.terminal import console
 
 _COLUMNS = {  # of the table: what is shown, and where it stands in a summary
     "tok/s": ("output_tokens_per_s",),

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from ridgeline.bench.compare import Format, compare
-from ridgeline.bench.gpu.main import SECONDS, bench_gpu, chosen_parts
-from ridgeline.bench.images.main import Images, bench_images
+from ridgeline.bench.gpu import SECONDS, bench_gpu, chosen_parts
+from ridgeline.bench.images import Images, bench_images
 from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.out_file import check_out
-from ridgeline.bench.search.main import SearchFlags, search
+from ridgeline.bench.search import SearchFlags, search
 from ridgeline.cli.commands.models import MODEL_HELP, AsJson
 from ridgeline.cli.commands.simulate import ON_HELPS, check_device
 from ridgeline.cli.flags import UsageError, flags
@@ -151,7 +151,7 @@ def claims(
     Each technique is off and on in turn: on the real engine, or with --on by the scheduler under a
     virtual clock, with no model loaded. Then batch sizes, with latency and cost.
     """
-    from ridgeline.bench.claims.main import bench_claims
+    from ridgeline.bench.claims import bench_claims
 
     check_device(plan_flags)
     bench_claims(model, plan_flags, seconds, out, as_json=as_json, only=only or ())

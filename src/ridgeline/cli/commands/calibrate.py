@@ -10,12 +10,17 @@ import typer
 from ridgeline import LLM
 from ridgeline.cli.commands.models import Model
 from ridgeline.cli.flags import flags
-from ridgeline.engine.calibration.calibrate import calibrate, rates
-from ridgeline.engine.calibration.store import kept_roof, measure_kept_roof, save_calibration
+from ridgeline.engine.calibration import (
+    calibrate,
+    kept_roof,
+    measure_kept_roof,
+    rates,
+    save_calibration,
+)
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import count_bar
-from ridgeline.engine.setup.terminal import console, table_of
+from ridgeline.system.terminal import console, table_of
 
 
 @flags("options", Options)

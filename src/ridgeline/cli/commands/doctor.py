@@ -20,11 +20,10 @@ from threadpoolctl import threadpool_info
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends import AUTO, BACKENDS, cuda
-from ridgeline.bench.gpu.parts import PARTS, Finding, measure
-from ridgeline.engine.calibration.store import all_of, measure_kept_roof, unreadable
+from ridgeline.bench.gpu import PARTS, Finding, measure
+from ridgeline.engine.calibration import all_of, measure_kept_roof, unreadable
 from ridgeline.engine.setup.home import stores, why_unwritable
 from ridgeline.engine.setup.progress import count_bar
-from ridgeline.engine.setup.terminal import table_of
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.model.hub.short_names import SHORT_NAMES
 from ridgeline.planner.needs import needs_of_file
@@ -37,6 +36,7 @@ from ridgeline.system.machine import (
     usable_cpus,
 )
 from ridgeline.system.report import decimal_size, gib
+from ridgeline.system.terminal import table_of
 
 _MOST_OFF = 0.1  # of a thousand steps, after the speed of the moment
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM

@@ -12,28 +12,29 @@ import typer
 from rich.padding import Padding
 
 from ridgeline.cli.flags import UsageError
-from ridgeline.engine.setup.terminal import console, table_of_numbers
-from ridgeline.foresight.explain.compare import METRICS
-from ridgeline.foresight.explain.explain import (
+from ridgeline.foresight.explain import (
+    METRICS,
     Explanation,
     Predict,
     explain,
     overtakers_of,
     usual_steps,
 )
-from ridgeline.foresight.explain.picture import explain_svg
-from ridgeline.foresight.explain.prose import (
+from ridgeline.foresight.explain_report import (
     as_dict,
+    as_file,
+    explain_svg,
     markdown,
     paragraphs,
     rows,
     seconds,
     sentences,
+    timeline,
 )
-from ridgeline.foresight.explain.suggestions import MOST_TOKENS, Advice, would_help
-from ridgeline.foresight.explain.timeline import as_file, timeline
+from ridgeline.foresight.suggestions import MOST_TOKENS, Advice, would_help
 from ridgeline.foresight.trace import Json, Recorded, read_trace
 from ridgeline.system.machine import write_text
+from ridgeline.system.terminal import console, table_of_numbers
 
 
 class OutputFormat(StrEnum):

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from ridgeline.cli.commands.ps import URL, ApiKey, AsJson, Url, ask_server
-from ridgeline.engine.setup.terminal import console, table_of
+from ridgeline.system.terminal import console, table_of
 
 
 def fleet(url: Url = URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:

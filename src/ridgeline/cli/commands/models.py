@@ -26,7 +26,6 @@ from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.options import Options, guard_options
 from ridgeline.engine.setup.progress import say
 from ridgeline.engine.setup.resolve import resolve
-from ridgeline.engine.setup.terminal import console, table_of
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.families import GGUF_FAMILIES, HF_FAMILIES, Family
 from ridgeline.model.files.summary import summarise
@@ -38,6 +37,7 @@ from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
 from ridgeline.planner.needs import Needs, needs_of_file
 from ridgeline.system.report import decimal_size
+from ridgeline.system.terminal import console, table_of
 from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of
 

@@ -18,9 +18,8 @@ from ridgeline.cli.choices import show_choices, show_purchases, show_spot
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine.setup.home import stores
 from ridgeline.engine.setup.progress import count_bar, say
-from ridgeline.engine.setup.terminal import console, table_of_numbers
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
-from ridgeline.planner.capacity.pictures import choices_svg
+from ridgeline.planner.capacity.report import choices_svg
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.pictures import COLOURS, memory_svg
@@ -28,6 +27,7 @@ from ridgeline.planner.memory.placement import Placement, length, parts_of
 from ridgeline.planner.memory.published_formula import Published
 from ridgeline.system.machine import write_text
 from ridgeline.system.report import decimal_size, gib
+from ridgeline.system.terminal import console, table_of_numbers
 
 _BAR_CELLS = 40
 _PORT = 8000

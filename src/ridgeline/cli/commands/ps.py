@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ridgeline.engine.setup.terminal import console, table_of
 from ridgeline.system.report import decimal_size
+from ridgeline.system.terminal import console, table_of
 
 _TIMEOUT_S = 10.0
 

@@ -18,9 +18,9 @@ from ridgeline.engine.quantise.source import SourceFile, additions, read_directo
 from ridgeline.engine.quantise.targets import PLAIN, TARGETS
 from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.progress import count_bar, say
-from ridgeline.engine.setup.terminal import console, table_of
 from ridgeline.model.files.gguf.parts import part_paths
 from ridgeline.system.machine import usable_cpus
+from ridgeline.system.terminal import console, table_of
 from ridgeline.text.of_checkpoint import tokenizer_of
 
 _TARGETS = (*TARGETS, gptq.TARGET)

@@ -18,23 +18,23 @@ from ridgeline.bench.simulate.main import date_of
 from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.flags import UsageError
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
-from ridgeline.engine.calibration.load import known
+from ridgeline.engine.calibration import known
 from ridgeline.engine.setup.home import default_home, locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
-from ridgeline.engine.setup.terminal import console, table_of_numbers
-from ridgeline.foresight.explain import compare
-from ridgeline.foresight.explain.suggestions import DRAFTS_WARNING, Served, served_again
-from ridgeline.foresight.explain.timeline import as_file, timeline
+from ridgeline.foresight import explain as compare
+from ridgeline.foresight.explain_report import as_file, timeline
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay import CONTRADICTIONS, replay
 from ridgeline.foresight.simulator.replay_times import ReplayResult, settings_of
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import Reach, StepTime, in_words, reach_of, reach_of_run
 from ridgeline.foresight.structure import to_json
+from ridgeline.foresight.suggestions import DRAFTS_WARNING, Served, served_again
 from ridgeline.foresight.trace import Json, read_whole, request_of, step_of
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.system.machine import write_text
+from ridgeline.system.terminal import console, table_of_numbers
 
 _SHOWN = 60  # characters of a decision
 _LISTED = 10  # requests that gained most, and that lost most

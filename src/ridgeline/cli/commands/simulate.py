@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ridgeline.bench.client_overhead import EDGE_HELP, read_edge
+from ridgeline.bench.load.client_overhead import EDGE_HELP, read_edge
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.simulate.engines import check_options
 from ridgeline.bench.simulate.main import Scenario, check_fleet, like, simulate_load

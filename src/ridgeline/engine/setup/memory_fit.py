@@ -7,8 +7,12 @@ from typing import NamedTuple
 from ridgeline.backends.hidden_state_cache import STATE_BYTES
 from ridgeline.backends.interface import Backend, Setup
 from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.engine.setup.options import Options, parse_bytes
-from ridgeline.engine.setup.speculative import SpeculativeConfig, parse_speculative
+from ridgeline.engine.setup.options import (
+    Options,
+    SpeculativeConfig,
+    parse_bytes,
+    parse_speculative,
+)
 from ridgeline.model.cost.kv_capacity import fit_kv_cache
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import limits_addresses

@@ -15,10 +15,15 @@ from random import Random
 from typing import NamedTuple
 
 from ridgeline.engine.setup.options import flag_field
-from ridgeline.foresight.explain.compare import METRICS
-from ridgeline.foresight.simulator.load_traces import Traced, parse_trace
+from ridgeline.foresight.explain import METRICS
 from ridgeline.foresight.simulator.run import SimRequest
-from ridgeline.foresight.simulator.workload import gamma_arrivals, lognormal_lengths, parse_length
+from ridgeline.foresight.simulator.workload import (
+    Traced,
+    gamma_arrivals,
+    lognormal_lengths,
+    parse_length,
+    parse_trace,
+)
 from ridgeline.planner.memory.flags import AUTO
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

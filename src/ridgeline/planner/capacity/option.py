@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ridgeline.foresight.explain.compare import METRICS
-from ridgeline.foresight.simulator.fleet.request_trip import RequestOutcome
+from ridgeline.core.records import EngineRecord
+from ridgeline.core.scheduling.policies import SplitFuse
+from ridgeline.foresight.explain import METRICS
+from ridgeline.foresight.simulator.fleet import Evict, RequestOutcome, least_work, serve_fleet
+from ridgeline.foresight.simulator.run import SimRequest, TimeModel
+from ridgeline.model.cost.costs import Features
+from ridgeline.model.cost.hardware import Price
 from ridgeline.model.cost.ownership import Bill, Owned
-from ridgeline.planner.capacity.latency_model import LatencyModel
-from ridgeline.planner.capacity.load import PERCENTILES, Slo
-from ridgeline.planner.capacity.spot import Spot
+from ridgeline.planner.capacity.latency_model import Bounds, LatencyModel, knee, queue_s
+from ridgeline.planner.capacity.load import PERCENTILES, LoadFlags, OfferedLoad, Slo
+from ridgeline.planner.catalogue import prices_of, spot_terms
 from ridgeline.planner.memory.placement import Placement
 
 MOST_BUSY = 0.85  # of the knee: above it a time to the first token means nothing
@@ -269,3 +276,378 @@ def with_frontier(choices: Sequence[CapacityOption]) -> set[int]:
             for d, u in dots
         )
     }
+
+
+Alive = Callable[[], None]
+_MOST_TOKENS = 1 << 40
+_MOST = 1 << 13  # tokens; more are in no step
+_KNEES = 2  # docs/adr/0054-pieces-that-suit-the-device.md
+
+
+class _Watched:
+    """A model of time that asks at each step whether its answer is still wanted."""
+
+    def __init__(self, times: TimeModel, alive: Alive) -> None:
+        self._times, self._alive = times, alive
+        self.windows = times.windows
+        self.after = times.after
+
+    def seconds(self, features: Features) -> float:
+        """Return the seconds of a step, unless the answer is not wanted any more."""
+        self._alive()
+        return self._times.seconds(features)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Candidate:
+    """A division on a device, with its model of time."""
+
+    placement: Placement
+    latency_model: LatencyModel
+    bounds: Bounds
+    price: Price | Owned | None
+    load: OfferedLoad
+    alive: Alive
+    knees: dict[float, float] = field(default_factory=dict)
+
+    def knee(self, factor: float = 1.0) -> float:
+        """Return the most requests per second that a replica bears, if all takes so much longer."""
+        if factor not in self.knees:
+            self.knees[factor] = knee(self.latency_model.at(factor), self.load, self.bounds)
+        return self.knees[factor]
+
+    def begin_s(self, replicas: int, factor: float = 1.0) -> float:
+        """Return what a first token takes besides its steps that take `factor` longer.
+
+        Clients of a closed loop begin at once.
+        """
+        latency_model, clients = self.latency_model, self.load.concurrency
+        if clients is None or not latency_model.queue_share:
+            return latency_model.request_s
+        queued_s = queue_s(latency_model.at(factor), self.load, self.bounds, clients / replicas)
+        return latency_model.request_s + latency_model.queue_share * queued_s
+
+    def usd_per_hour(self, replicas: int) -> float | None:
+        """Return what this number of replicas costs to rent or to own; None without a price."""
+        num = replicas * self.placement.num_devices
+        return None if self.price is None else self.price.of(num, self.placement.device)
+
+    @property
+    def times(self) -> TimeModel:
+        """Its model of time, as simulations use it."""
+        return _Watched(self.latency_model.times, self.alive)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this engine's own rules hold."""
+        return self.placement.setting.engine.name == "ridgeline"
+
+    def settings(self) -> EngineRecord:
+        """Return how its engine is set up, with no more blocks than the load can hold."""
+        longest = sorted(sum(lengths) for lengths in self.load.lengths)
+        held = longest[-self.bounds.max_num_seqs :]
+        return engine_record(self.placement, self.latency_model.times, held)
+
+
+def engine_record(placement: Placement, times: TimeModel, held: Iterable[int]) -> EngineRecord:
+    """Return how the engine of a placement is set up by itself, for simulations.
+
+    ``held`` are the tokens of all sequences that can lie in the cache at once. A small model has
+    room for thousands of times as many, which would take gigabytes here.
+    """
+    bounds = bounds_of(placement)
+    most_blocks = sum(num_tokens // bounds.block_size + 2 for num_tokens in held)
+    # Our own for processors, else what suits the device.
+    is_cpu = placement.device.kind == "cpu"
+    return EngineRecord(
+        policy="splitfuse",
+        block_size=bounds.block_size,
+        num_blocks=min(bounds.num_blocks, most_blocks),
+        max_num_batched_tokens=bounds.max_num_batched_tokens,
+        max_num_seqs=bounds.max_num_seqs,
+        max_model_len=_MOST_TOKENS,
+        enable_prefix_caching=False,
+        seed=0,
+        eos_ids=(),
+        looks_ahead=placement.setting.engine.looks_ahead,
+        least_prompt_tokens=SplitFuse.min_chunk if is_cpu else least_prompt_tokens(times.seconds),
+    )
+
+
+def bounds_of(placement: Placement) -> Bounds:
+    """Return what a placement has room for."""
+    ledger, setting = placement.ledger, placement.setting
+    tokens = min(int(ledger.max_concurrency_exact * setting.context), _MOST_TOKENS)
+    return Bounds(
+        setting.engine.max_num_seqs,
+        tokens // setting.block_size,
+        setting.block_size,
+        setting.max_num_batched_tokens,
+    )
+
+
+def least_prompt_tokens(seconds: Callable[[Features], float]) -> int:
+    """Return for how many tokens arithmetic takes twice as long as a step without prompts.
+
+    ``seconds`` is a model of time. At most 8,192.
+    """
+    step_s, many_s, more_s = (seconds(_step(num)) for num in (1, _MOST, 2 * _MOST))
+    token_s = (more_s - many_s) / _MOST
+    return max(1, min(_MOST, round(_KNEES * step_s / token_s))) if token_s > 0 else _MOST
+
+
+def _step(num_tokens: int) -> Features:
+    return Features(num_tokens, num_seqs=1, num_rows=1, num_positions=0, num_pairs=0)
+
+
+def with_spot(
+    choice: CapacityOption,
+    load: OfferedLoad,
+    asked: LoadFlags,
+    today: date,
+    is_near: bool,
+    alive: Alive,
+) -> CapacityOption:
+    """Return the choice with what spot machines would do; as it is where it misses a bound.
+
+    Args:
+        choice: on demand.
+        load: what comes.
+        asked: the flags: how often machines go, with what notice, at what price.
+        today: old prices warn.
+        is_near: simulate an eviction too, where requests come at a rate.
+        alive: called at every simulated step.
+
+    Raises:
+        ValueError: machines are taken away sooner than they start.
+    """
+    if not choice.meets_slo:
+        return choice
+    placement = choice.placement
+    own = Path(asked.prices) if asked.prices is not None else None
+    prices, _ = prices_of(placement.device, "spot", today, own)
+    provider = prices[0].provider if prices else ""
+    terms = spot_terms(provider)
+    per_hour = asked.evictions_per_hour or terms.evictions_per_hour or EVICTIONS_PER_HOUR
+    notice_s = terms.notice_s if asked.notice is None else asked.notice
+    notice_s = NOTICE_S if notice_s is None else notice_s
+    start_s = start_seconds(placement.ledger.weights_bytes * placement.setting.pp)
+    # A replica goes when any of its devices does.
+    up = up_share(per_hour * placement.num_devices, 0.0, start_s)
+    num = replicas_for(choice.replicas, up)
+    spoilt = EvictionLoss()
+    if is_near and load.rate_per_s is not None:
+        spoilt = _simulated(choice, load, asked, num, per_hour, notice_s, start_s, alive)
+    devices = num * placement.num_devices
+    return replace(
+        choice,
+        spot=Spot(
+            replicas=num,
+            needed=choice.replicas,
+            availability=availability(choice.replicas, num, up),
+            provider=provider,
+            usd_per_hour=prices[0].of(devices, placement.device) if prices else None,
+            usd_per_hour_on_demand=choice.usd_per_hour,
+            evictions_per_hour=per_hour,
+            notice_s=notice_s,
+            start_s=start_s,
+            **spoilt._asdict(),
+        ),
+    )
+
+
+def _simulated(
+    choice: CapacityOption, load: OfferedLoad, asked: LoadFlags, num: int, per_hour: float,
+    notice_s: float, start_s: float, alive: Alive,
+) -> EvictionLoss:  # fmt: skip
+    """Return what one eviction spoils, of ``num`` replicas."""
+    bounds = bounds_of(choice.placement)
+    candidate = Candidate(choice.placement, choice.latency_model, bounds, None, load, alive)
+    some = min(num, 4)  # whether others are beside those does not change what one loses
+    part = load.share(1, 120 * some, is_read=candidate.is_ours)
+    scale = num / some
+    part = [replace(one, arrival_s=(one.arrival_s or 0.0) * scale) for one in part]
+    args = (part, candidate.settings(), candidate.times, some)
+    drained = eviction(*args, notice_s, start_s, drain=True)
+    cut = eviction(*args, 0.0, start_s, drain=False)  # without heeding the notice
+    shares = [
+        seen_of(ended, asked.slos(), candidate.begin_s(1)).good_share
+        for ended in (serve_fleet(*args, router=least_work()), drained.ended)
+    ]
+    all_per_hour = per_hour * choice.placement.num_devices * num
+    rate_per_s = load.rate_per_s or 0.0
+    return EvictionLoss(
+        tokens_again=drained.tokens_again,
+        share_again=share_again(rate_per_s, drained, all_per_hour),
+        tokens_lost=cut.tokens_lost,
+        requests_lost=cut.requests_lost,
+        goodput_per_s=goodput_per_s(rate_per_s, shares[0], drained, shares[1], all_per_hour),
+    )
+
+
+EVICTIONS_PER_HOUR, NOTICE_S = 0.05, 30.0  # assumed unless told otherwise
+FETCH_BYTES_PER_S, BOOT_S = 1e9, 60.0  # assumed
+SHOWN = 3  # choices: of these an eviction is simulated
+_SURELY = 0.99
+_MOST_MORE = 64
+
+
+class EvictionLoss(NamedTuple):
+    """What an eviction spoils; None where none was simulated.
+
+    Attributes:
+        tokens_again: computed again for each eviction, with draining.
+        share_again: what is computed again because of evictions, of all tokens that are computed.
+        tokens_lost: of answers that are lost, for each eviction, without.
+        requests_lost: without draining, for each eviction.
+        goodput_per_s: requests a second that are answered within all bounds, each by itself, while
+            machines come and go, with draining.
+    """
+
+    tokens_again: int | None = None
+    share_again: float | None = None
+    tokens_lost: int | None = None
+    requests_lost: int | None = None
+    goodput_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """What spot machines would do.
+
+    Attributes:
+        replicas: how many are taken, so that enough are there with a probability of 99 %.
+        needed: replicas that must be up.
+        availability: the probability that they are.
+        provider: whose machines; empty without a price of spot machines.
+        usd_per_hour: None without a price of spot machines.
+        usd_per_hour_on_demand: of as many as are needed, on demand.
+        evictions_per_hour: of one machine.
+        notice_s: between notice and end.
+        start_s: until another takes requests.
+        tokens_again, share_again, tokens_lost, requests_lost, goodput_per_s: as in
+            ``EvictionLoss``.
+    """
+
+    replicas: int
+    needed: int
+    availability: float
+    provider: str
+    usd_per_hour: float | None
+    usd_per_hour_on_demand: float | None
+    evictions_per_hour: float
+    notice_s: float
+    start_s: float
+    tokens_again: int | None
+    share_again: float | None
+    tokens_lost: int | None
+    requests_lost: int | None
+    goodput_per_s: float | None
+
+    def assumed(self) -> Iterator[str]:
+        """Yield what was taken for granted of these machines, each a sentence."""
+        whose = f" at {self.provider}" if self.provider else ""
+        often, notice_s = self.evictions_per_hour, self.notice_s
+        yield f"{often:g} evictions an hour of a spot machine{whose}: --evictions-per-hour"
+        yield f"{notice_s:g} s of notice before a spot machine{whose} goes: --notice"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the "spot" of a choice."""
+        return asdict(self)
+
+
+def start_seconds(weights_bytes: float) -> float:
+    """Return how long a machine takes to start: boot it, and fetch and load the weights."""
+    return BOOT_S + weights_bytes / FETCH_BYTES_PER_S
+
+
+def up_share(evictions_per_hour: float, notice_s: float, start_s: float) -> float:
+    """Return the part of the time for which a machine takes requests."""
+    up_s = 3600 / evictions_per_hour
+    return up_s / (up_s + max(0.0, notice_s + start_s))
+
+
+def availability(needed: int, num: int, up: float) -> float:
+    """Return the probability that at least ``needed`` of ``num`` are up, each by itself."""
+    return sum(math.comb(num, i) * up**i * (1 - up) ** (num - i) for i in range(needed, num + 1))
+
+
+def replicas_for(needed: int, up: float) -> int:
+    """Return the fewest replicas of which enough are up with a probability of 99 %.
+
+    Raises ValueError if machines are away for so long that no number near it is enough.
+    """
+    for num in range(needed, 4 * needed + _MOST_MORE):
+        if availability(needed, num, up) >= _SURELY:
+            return num
+    raise ValueError(
+        f"machines that are up for {up:.0%} of the time are not enough, however many: they are "
+        "taken away faster than they start; --evictions-per-hour sets how often"
+    )
+
+
+class Eviction(NamedTuple):
+    """What happened to a load of which one replica went in the middle.
+
+    Attributes:
+        ended: how each request ended.
+        share_of_absence: for how much of the time until another is there the load went on.
+    """
+
+    ended: list[RequestOutcome]
+    share_of_absence: float
+
+    @property
+    def tokens_again(self) -> int:
+        """Tokens that were computed again."""
+        return sum(one.num_again for one in self.ended)
+
+    @property
+    def tokens_lost(self) -> int:
+        """Tokens of answers that were lost."""
+        return sum(one.num_new for one in self.ended if one.is_lost)
+
+    @property
+    def requests_lost(self) -> int:
+        """Requests without an answer."""
+        return sum(one.is_lost for one in self.ended)
+
+
+def goodput_per_s(
+    rate_per_s: float, share_before: float, hit: Eviction, share_hit: float, per_hour: float
+) -> float:
+    """Return the requests a second within bounds while machines come and go.
+
+    Args:
+        rate_per_s: requests that come.
+        share_before: of them, those within bounds while all machines are up.
+        hit: an eviction, of a load at that rate for each machine.
+        share_hit: of its requests, those within bounds.
+        per_hour: evictions of all machines together. They are taken to be apart, as rare ones are.
+    """
+    spoilt = max(0.0, share_before - share_hit) * len(hit.ended) / hit.share_of_absence
+    return max(0.0, rate_per_s * share_before - per_hour / 3600 * spoilt)
+
+
+def share_again(rate_per_s: float, hit: Eviction, per_hour: float) -> float:
+    """Return which share of the tokens that are computed are computed again; as above."""
+    once = sum(one.num_computed - one.num_again for one in hit.ended) / len(hit.ended)
+    again_per_s = per_hour / 3600 * hit.tokens_again
+    return again_per_s / (rate_per_s * once + again_per_s)
+
+
+def eviction(
+    load: Sequence[SimRequest], settings: EngineRecord, times: TimeModel, num: int, notice_s: float,
+    start_s: float, *, drain: bool,
+) -> Eviction:  # fmt: skip
+    """Serve a load of which one replica goes in the middle; return how requests ended."""
+    last_s = max(asked.arrival_s or 0.0 for asked in load)
+    going = Evict(
+        at_s=max(0.0, last_s / 2 - notice_s),
+        replica=0,
+        notice_s=min(notice_s, last_s / 2),
+        drain=drain,
+        back_s=last_s / 2 + start_s,
+    )
+    ended = serve_fleet(load, settings, times, num, router=least_work(), faults=[going])
+    return Eviction(ended, min(1.0, last_s / 2 / start_s))

@@ -13,24 +13,32 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from ridgeline.foresight.explain.compare import METRICS
-from ridgeline.foresight.simulator.fleet.serving import serve_fleet
+from ridgeline.foresight.explain import METRICS
+from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.model.cost.device_time import DeviceTime
 from ridgeline.model.cost.hardware import Device, Price
 from ridgeline.model.cost.ownership import Owned
-from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
-from ridgeline.planner.capacity.latency_model import LatencyModel, latency_model_of
+from ridgeline.planner.capacity.latency_model import (
+    LatencyModel,
+    Steady,
+    knee,
+    latency_model_of,
+    steady,
+    steady_closed,
+)
 from ridgeline.planner.capacity.load import PERCENTILES, LoadFlags, OfferedLoad, Slo
 from ridgeline.planner.capacity.option import (
     MOST_BUSY,
+    SHOWN,
+    Alive,
+    Candidate,
     CapacityOption,
     SeenLatencies,
+    bounds_of,
     seen_of,
     with_frontier,
+    with_spot,
 )
-from ridgeline.planner.capacity.spot import SHOWN
-from ridgeline.planner.capacity.spot_option import with_spot
-from ridgeline.planner.capacity.steady_state import Steady, knee, steady, steady_closed
 from ridgeline.planner.catalogue import HERE, offers, prices_of
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec

@@ -14,11 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ridgeline.engine.adapters import read_adapters, room_for
 from ridgeline.model.cost.format_bytes import FORMATS, Format, Storage, storage_of_config
 from ridgeline.model.cost.layers import shape_of_arch
 from ridgeline.model.cost.shapes import GROUPS, ModelShape
+from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.counting import shape_of_config, shape_of_gguf
 from ridgeline.model.files.families import GGUF_FAMILIES, arch_from_config
@@ -32,7 +34,8 @@ from ridgeline.model.hub.search import NotPulledError, find_model, home_expanded
 from ridgeline.model.hub.short_names import packaged
 from ridgeline.model.shape.model import Experts, ModelArch
 from ridgeline.model.shape.recurrent import Delta
-from ridgeline.planner.memory.adapter_room import NO_ADAPTERS, AdapterRoom
+from ridgeline.planner.memory.flags import PlanFlags
+from ridgeline.planner.memory.ledger import ASSUMED, FROM_FILE
 
 _MOST_JSON_BYTES = 16 << 20
 _MOST_LETTERS = 200  # of the name that a config gives itself
@@ -51,6 +54,23 @@ _GROUPS = (
     ("attn|attention", "attention"),
     ("mlp|ffn|feed_forward", "MLP"),
 )  # fmt: skip
+
+
+class AdapterRoom(NamedTuple):
+    """Room for adapters.
+
+    Attributes:
+        rank: the largest that steps have working memory for; 0 if there are none.
+        num_bytes: of all adapters, on one device.
+        how: how that is known.
+    """
+
+    rank: int = 0
+    num_bytes: int = 0
+    how: str = FROM_FILE
+
+
+NO_ADAPTERS = AdapterRoom()
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,3 +337,40 @@ def bits_per_weight(tensors: Iterable[Tensor]) -> float:
     """Return how many bits a weight takes on average."""
     sizes = [(tensor.nbytes, math.prod(tensor.shape)) for tensor in tensors]
     return 8 * sum(size for size, _ in sizes) / sum(count for _, count in sizes)
+
+
+def adapter_room(flags: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoom:
+    """Return the room that the engine leaves for adapters.
+
+    Args:
+        flags: the flags.
+        checkpoint: the model, if the engine can run it; no other can be asked what fits it.
+
+    Raises:
+        ValueError: an adapter cannot be read, is for another model, has too large a rank, or does
+            not fit the room that was wished for.
+    """
+    options = flags.of_adapters
+    if options.adapters and checkpoint is None:
+        raise ValueError(
+            "--lora: adapters are read for models that this engine runs; for this one give "
+            "--enable-lora and --lora-memory"
+        )
+    base = Base.of(checkpoint) if checkpoint else None
+    adapters = read_adapters(options.adapters, base) if base else {}
+    weights = [one for _, one in adapters.values()]
+    rank, num_bytes = room_for(options, weights)
+    if not rank:
+        if flags.max_lora_rank or flags.lora_memory:
+            raise ValueError(
+                "--max-lora-rank and --lora-memory need adapters: name some with --lora, or "
+                "give --enable-lora"
+            )
+        return NO_ADAPTERS
+    for name, one in zip(adapters, weights, strict=True):
+        if one.rank > rank:
+            raise ValueError(
+                f"--lora {name}: its rank is {one.rank}: give --max-lora-rank {one.rank}"
+            )
+    is_read = not flags.lora_memory and not flags.enable_lora
+    return AdapterRoom(rank, num_bytes, FROM_FILE if is_read else ASSUMED)

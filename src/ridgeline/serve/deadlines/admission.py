@@ -8,7 +8,7 @@ the step under way. Requests that come meanwhile share the next round. A client 
 refused learns it at once. A promised request enters the engine exactly when its forecast assumed,
 or the forecast would not hold.
 Nothing runs while no request has a deadline. All but the forecasts lives on the event loop; what is
-decided there stands in ``foresight.deadline_admission``. Where promises are off, everything goes on
+decided there stands in ``foresight.deadline``. Where promises are off, everything goes on
 as if they were made, but no client is told of one.
 """
 
@@ -28,17 +28,17 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event
 from ridgeline.engine.text_processor import TextProcessor
-from ridgeline.foresight.deadline_admission import (
+from ridgeline.foresight.deadline import (
     AdmissionRound,
     AdmissionVerdict,
     Due,
     Lengths,
+    PromiseMargin,
     PromiseRequest,
 )
-from ridgeline.foresight.deadline_margin import PromiseMargin
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.monitor import FIRST_STEPS, PredictionMonitor
+from ridgeline.foresight.step_time.fit import FIRST_STEPS, PredictionMonitor
 from ridgeline.serve.deadlines.field import Deadline, refusal, too_early
 from ridgeline.serve.deadlines.prediction_sampling import snapshot_of, with_cached
 from ridgeline.serve.deadlines.promise import Promise, due_from, ranked, refuse_now

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ridgeline.foresight.simulator.forecast import PredictedTimes
-from ridgeline.foresight.step_time.monitor import FIRST_STEPS
+from ridgeline.foresight.step_time.fit import FIRST_STEPS
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_body import Strict, wrong
 

@@ -27,7 +27,7 @@ from ridgeline.foresight.simulator.forecast import (
     new_snapshot,
 )
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.serve.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.serve.engine.request_stream import RequestStream, StreamEvent
 from ridgeline.system.machine import lower_priority

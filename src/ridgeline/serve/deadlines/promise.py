@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from ridgeline.core.records import RequestRecord
-from ridgeline.foresight.deadline_admission import AdmissionVerdict, Due, latest_start_s
+from ridgeline.foresight.deadline import AdmissionVerdict, Due, latest_start_s
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.serve.deadlines.field import Deadline

@@ -9,10 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from ridgeline.foresight.explain.picture import explain_svg
-from ridgeline.foresight.explain.prose import as_dict, markdown
-from ridgeline.foresight.explain.suggestions import would_help
-from ridgeline.foresight.explain.timeline import as_file
+from ridgeline.foresight.explain_report import as_dict, as_file, explain_svg, markdown
+from ridgeline.foresight.suggestions import would_help
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.observe.trace_buffer import Forgotten, TraceBuffer

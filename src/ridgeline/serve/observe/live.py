@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from ridgeline.core.records import Record, StepRecord
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.serve.engine.interface import EngineClient
 
 MOST_READERS = 32  # of one key: pages, in some tabs and on some machines

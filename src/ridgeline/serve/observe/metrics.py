@@ -18,8 +18,8 @@ from prometheus_client.metrics_core import Metric
 
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.foresight.counts import COUNTERS, HISTOGRAMS, STEP_S, Counts, Spread
-from ridgeline.foresight.deadline_margin import PromiseMargin
-from ridgeline.foresight.step_time.monitor import ERROR_BOUNDS, PredictionMonitor
+from ridgeline.foresight.deadline import PromiseMargin
+from ridgeline.foresight.step_time.fit import ERROR_BOUNDS, PredictionMonitor
 from ridgeline.version import __version__
 
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]

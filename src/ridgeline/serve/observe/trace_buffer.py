@@ -15,7 +15,7 @@ from dataclasses import fields
 from typing import Any
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.foresight.explain.explain import (
+from ridgeline.foresight.explain import (
     Explanation,
     Predict,
     explain,
@@ -23,10 +23,10 @@ from ridgeline.foresight.explain.explain import (
     predictor,
     usual_steps,
 )
-from ridgeline.foresight.explain.suggestions import MOST_TOKENS
-from ridgeline.foresight.explain.timeline import timeline
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.foresight.explain_report import timeline
+from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.foresight.structure import to_json
+from ridgeline.foresight.suggestions import MOST_TOKENS
 from ridgeline.foresight.trace import Json, Recorded
 from ridgeline.serve.engine.interface import EngineClient
 

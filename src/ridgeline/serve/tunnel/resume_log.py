@@ -7,8 +7,8 @@ and what the journal says always agree.
 A server that goes on puts the events of the journal through the code that writes answers, and drops
 what this writes. So it continues where the other one ended, in every dialect. The engine gets the
 tokens. The last one of each answer is drawn again and compared, and so are the servers'
-fingerprints (``engine.identity``). So each move checks that the rest is the same answer, instead of
-assuming it.
+fingerprints (``engine.setup.identity``). So each move checks that the rest is the same answer,
+instead of assuming it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event
-from ridgeline.engine.identity import fingerprint, with_adapter
+from ridgeline.engine.setup.identity import fingerprint, with_adapter
 from ridgeline.serve.answer.choice_state import ChoiceState
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.engine.request_stream import RequestStream, StreamEvent
@@ -47,7 +47,7 @@ class ReceiptSigner:
     ) -> None:
         """Sign with ``signer``, if there is one.
 
-        ``facts`` are those of ``engine.identity``, and ``files`` has digests of the model's.
+        ``facts`` are those of ``engine.setup.identity``, and ``files`` has digests of the model's.
         """
         self._signer, self._max_model_len = signer, max_model_len
         self._fingerprint = fingerprint(facts)

@@ -13,8 +13,8 @@ from typing import Any
 
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.step import Event
-from ridgeline.engine.identity import code_digest, with_adapter
 from ridgeline.engine.llm import LLM
+from ridgeline.engine.setup.identity import code_digest, with_adapter
 from ridgeline.text.messages.message import AnswerReader
 from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.trust.receipts.compare import Computed

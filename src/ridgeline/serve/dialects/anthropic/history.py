@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline.text.template.parts import is_text, readable
+from ridgeline.text.template.messages import is_text, readable
 
 READ = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _NOTES = (  # no words of either side: about tools, containers and models

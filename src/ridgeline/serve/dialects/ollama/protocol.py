@@ -13,7 +13,7 @@ from ridgeline.serve.answer import fields, samplers
 from ridgeline.serve.answer.conversation import MAX_TOOLS
 from ridgeline.serve.answer.protocol import EACH, CompletionRequest, kind_of_prompt
 from ridgeline.serve.http.request_body import Strict, wrong
-from ridgeline.text.template.parts import readable
+from ridgeline.text.template.messages import readable
 
 _INT64 = 1 << 63
 _MAX_MESSAGES = 1 << 13

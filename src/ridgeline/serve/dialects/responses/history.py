@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ridgeline.text.template.parts import is_text, readable
+from ridgeline.text.template.messages import is_text, readable
 
 READ = ("message", "function_call", "function_call_output", "reasoning")
 _ASKED = ("arguments", "input", "action", "actions", "operation", "code", "queries")

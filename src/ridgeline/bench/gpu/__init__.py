@@ -1,1 +1,0 @@
-"""``ridgeline bench gpu``: is the code right on this card, and how fast is it?"""

@@ -1,1 +1,0 @@
-"""The load of many users on an endpoint that makes images."""

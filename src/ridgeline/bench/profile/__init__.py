@@ -1,1 +1,0 @@
-"""Where a step goes, by kind of work."""

@@ -1,1 +1,0 @@
-"""Measuring a model here, and which model of time holds for it."""
