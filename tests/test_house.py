@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.house import constructors, deep_doors, figures, with_one_importer
+from tests.house import constructors, deep_doors, figures, fullest_top, with_one_importer
 
 # Each is lowered by the change that reaches less, and never raised.
 BOUNDS = {
     "rooms": 13,
     "doors": 229,
-    "doors below a top": 26,
+    "doors below a top": 19,
+    "doors at the fullest top": 11,
     "arrows between rooms": 65,
     "files": 627,
     "files with one importer": 147,
@@ -19,6 +20,7 @@ BOUNDS = {
 }
 SHOWN = {
     "doors below a top": deep_doors,
+    "doors at the fullest top": fullest_top,
     "files with one importer": with_one_importer,
     "parameters of the largest constructor": lambda: sorted(constructors())[-3:],
 }
