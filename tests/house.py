@@ -7,6 +7,7 @@ wing of one; below that folders are private. ``python -m tests.house`` prints th
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -28,6 +29,11 @@ WINGS = {
     *("text.grammar", "text.messages", "text.template", "text.tokenizers"),
     *("trust.audit", "trust.guards", "trust.receipts", "trust.rules", "trust.text_rules"),
 }
+# As words, also of names with underscores; but neither ``token_rules`` nor ``NO_RULES``.
+_IDEAS = re.compile(
+    r"(?<![a-z])(?<!token[_ ])(?<!no_)(rules?|guards?|receipts?|audit(?:s|ed)?|journals?)(?![a-z])",
+    re.IGNORECASE,
+)
 
 
 @cache
@@ -106,6 +112,21 @@ def with_one_importer() -> list[str]:
     ]
 
 
+def mentions() -> list[str]:
+    """Return the lines of the server that name an idea of trust, or the log of a stream.
+
+    Not read are the room of that log, and of batches, whose journal is another one; flags, with
+    what they are for; and rules for tokens, which are no rules for keys.
+    """
+    found = []
+    for path in sorted(PACKAGE.joinpath("serve").rglob("*.py")):
+        name = str(path.relative_to(PACKAGE / "serve"))
+        if not name.startswith(("tunnel/", "batch", "http/options.py")):
+            lines = enumerate(path.read_text().splitlines(), 1)
+            found += [f"{name}:{i} {line.strip()}" for i, line in lines if _IDEAS.search(line)]
+    return found
+
+
 def constructors() -> Iterator[tuple[int, str]]:
     """Yield the number of parameters of each constructor, with its file and line."""
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -127,6 +148,7 @@ def figures() -> dict[str, int]:
         "files with one importer": len(with_one_importer()),
         "lines in the package": sum(files().values()),
         "parameters of the largest constructor": max(constructors())[0],
+        "mentions of trust in the server": len(mentions()),
     }
 
 

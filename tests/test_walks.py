@@ -16,9 +16,8 @@ MOST_VISITS = 25, 25, 37  # of a plan, of weights, and of weights by way of a fi
 # What ``reply`` and ``prepare`` name that decides nothing there: types, constants, errors, threads,
 # counters, and the parts that are handed on.
 NO_DECISION = {
-    *("trust/receipts/signing", "core", "engine/kv_disk", "serve/http", "serve/observe"),
+    *("core", "engine/llm", "planner/needs", "serve/http", "serve/observe", "text"),
     *("serve/deadlines/field", "serve/answer/dialect", "serve/engine/interface"),
-    *("trust/guards/guard_models", "trust/guards/verdict", "trust/receipts/http", "text"),
 }
 
 
@@ -34,8 +33,8 @@ def test_walks_visit_what_the_table_says() -> None:
 def test_a_reply_passes_as_many_places_as_the_table_has_rows() -> None:
     places, number = _places()
     assert number == len(places)
-    named = modules_named(SERVER / "service.py", "Service", "reply")
-    named |= modules_named(SERVER / "prompts.py", "Prompts", "prepare")
+    named = modules_named(SERVER / "model_server.py", "ModelServer", "reply")
+    named |= modules_named(SERVER / "prepare.py", "Preparer", "prepare")
     passed = {one for one in named if not any(_is_in(one, other) for other in NO_DECISION)}
     assert passed <= {one for found in places for one in found}, "a place has no row"
 
@@ -45,11 +44,11 @@ def _is_in(module: str, folder: str) -> bool:
 
 
 def _places() -> tuple[list[set[str]], int]:
-    """Return the modules of each row of the table of ``Service.reply``, and their number as said.
+    """Return the modules of each row of the table of ``reply``, and their number as said.
 
     A file of "the dialect" is one for each dialect.
     """
-    text = PAGE[PAGE.index("`Service.reply` makes one decision") :]
+    text = PAGE[PAGE.index("`ModelServer.reply` makes one decision") :]
     [number] = re.findall(r"through these (\d+) places", text)
     found = []
     for i, path in re.findall(r"^\| (\d+) \| `([\w/]+)\.py`", text, re.MULTILINE):

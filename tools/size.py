@@ -43,7 +43,6 @@ SMALL = {
     "system/terminal.py": "it imports rich, and an engine starts without",
     "text/of_checkpoint.py": "it needs infilling and tokenizers, which would know each other",
     "text/tokenizers/process.py": "a program of its own process",
-    "trust/receipts/http.py": "a server imports it, and nothing else of receipts",
 }
 # The most lines that all .py files of the core may have together, without what reads and drafts a
 # sequence's tokens (docs/adr/0009).

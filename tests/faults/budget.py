@@ -150,7 +150,8 @@ def _every_route(model: Path) -> dict[str, Ask]:
     """Return a request for each route that the server has, beside those that are worse."""
     with serving(model) as served:
         routes = [
-            (getattr(r, "path", ""), getattr(r, "methods", ())) for r in served.running.app.routes
+            (getattr(r, "path", ""), getattr(r, "methods", ()))
+            for r in served.running.parts.app.routes
         ]
     asks: dict[str, Ask] = {}
     for path, methods in routes:

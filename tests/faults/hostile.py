@@ -185,7 +185,7 @@ def t08(model: Path, count: int, rng: random.Random) -> str:
             silent_s += silences.found_s
         assert p99(silent_s) < _MOST_SILENT_S, p99(silent_s)
         encode = watch.served.llm.tokenizer.encode
-        longest = watch.served.running.service.prompts.max_bytes
+        longest = watch.served.running.model_server.preparer.max_bytes
         exponents = [_growth(encode, piece, longest * 8) for piece in pieces.values()]
     # What is not linear is quadratic; caches cost a little.
     assert max(exponents) < _MOST_GROWTH, exponents

@@ -143,7 +143,7 @@ OPEN = ("/", "/plan", "/health", "/ready", "/v2/health/live", "/v2/health/ready"
 def t28(model: Path, count: int, rng: random.Random) -> str:
     """Every route, method, spelling and header, of which ``count`` are drawn."""
     with serving(model, api_key=["key-a", "key-b"]) as served:
-        paths = sorted({getattr(route, "path", "") for route in served.running.app.routes})
+        paths = sorted({getattr(route, "path", "") for route in served.running.parts.app.routes})
         page = [path for path in paths if path.startswith("/page/")]  # static files, no more
         methods = ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "TRACE"]
         hosts = ["localhost", "localhost/health", "a/?x=", "localhost:1@127.0.0.1", "/health"]

@@ -294,7 +294,7 @@ def test_the_page_has_a_choice(routed: Routed, browser: Chrome) -> None:
 
 def test_its_table_has_all_routes_that_name_a_model(model: Path) -> None:
     with serving(model) as served:
-        routes = new_app(served.running.service).routes
+        routes = new_app(served.running.model_server).routes
         posts = [r.path for r in routes if "POST" in (getattr(r, "methods", None) or ())]
     posts = [path for path in posts if not path.startswith("/v2/models/")]  # test_triton.py
     of_one_model = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/slots/{id_slot}"]

@@ -54,7 +54,7 @@ def test_a_disk_that_fills_up_ends_the_trace_and_no_answer(
         reader.join(PATIENCE_S)
         assert [answer_of(found) for found in texts(served, GOOD)] == first
         assert served.call("/health")[0] == 200
-        lines = served.running.service.metrics.text().decode().splitlines()
+        lines = served.running.model_server.metrics.text().decode().splitlines()
         name = "ridgeline:trace_records_lost_total{"
         (lost,) = (float(line.split()[-1]) for line in lines if line.startswith(name))
     assert lost > len(GOOD)

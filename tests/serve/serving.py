@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +21,15 @@ from openai import OpenAI
 
 from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
+from ridgeline.serve.compose import ServerParts, compose
 from ridgeline.serve.engine import async_engine, request_stream
 from ridgeline.serve.http.edge.connection import BoundedProtocol
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.listening import bind
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.main import Running
-from ridgeline.trust.audit.log import AuditLog, audit_log
+from ridgeline.serve.main import ServerProcess
+from ridgeline.trust.audit.requests import AuditObserver
+from ridgeline.trust.stages import ServerStages, observing
 from tests.waiting import PATIENCE_S, connected, eventually
 
 JSON = {"content-type": "application/json"}
@@ -116,7 +118,7 @@ class Served:
         llm: LLM,
         options: ServeOptions,
         home: Path | None = None,
-        audit: AuditLog | None = None,
+        observer: AuditObserver | None = None,
         guards: Mapping[str, LLM] | None = None,
     ) -> None:
         self.llm = llm
@@ -126,7 +128,9 @@ class Served:
         self.port = self.listener.getsockname()[1]
         self.lines: list[str] = []
         keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
-        self.running = Running(llm, "tiny", options, keys, self.lines.append, home, audit, guards)
+        stages = ServerStages(options, keys, observer, guards)
+        parts = compose(llm, "tiny", options, keys, stages, home)
+        self.running = ServerProcess(parts, options, keys, self.lines.append)
         self.loop = asyncio.new_event_loop()
         self._ahead_s = 0.0  # of the loop's clock
         self.loop.time = lambda: time.monotonic() + self._ahead_s  # type: ignore[method-assign]
@@ -210,7 +214,7 @@ class Served:
 
     def stop_clock_of_limits(self) -> None:
         """Let no minute pass for what a key may use in one, however long its requests take."""
-        self.running.service.limits._clock = lambda: 0.0
+        self.running.model_server.limits._clock = lambda: 0.0
 
     def catch_up(self) -> None:
         """Return once the engine's thread, and then the loop, have done what they had to do."""
@@ -228,6 +232,19 @@ class Served:
         engine.check()
 
 
+def composed(
+    llm: LLM,
+    options: ServeOptions,
+    keys: Keys | None = None,
+    *,
+    name: str = "tiny",
+    guards: Mapping[str, LLM] | None = None,
+) -> ServerParts:
+    """Return a server that is put together, and neither started nor reached."""
+    keys = keys or Keys((), None)
+    return compose(llm, name, options, keys, ServerStages(options, keys, None, guards))
+
+
 @contextmanager
 def serving(
     model: Path,
@@ -243,9 +260,9 @@ def serving(
     flags = ServeOptions(**patient | {"step_timeout": 2 * PATIENCE_S} | options)
     with (
         LLM(model, **base | (engine or {})) as llm,
-        audit_log(flags) if flags.audit else nullcontext() as audit,
+        observing(flags) as observer,
     ):
-        served = Served(llm, flags, home, audit, guards)
+        served = Served(llm, flags, home, observer, guards)
         served.thread.start()
         assert served.ready.wait(PATIENCE_S)
         assert served.thread.is_alive(), "the server could not start"

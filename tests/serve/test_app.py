@@ -34,7 +34,7 @@ def test_head_of_what_never_ends_ends(served: Served) -> None:
     assert headers["content-type"].startswith("text/event-stream")
     line = "method=HEAD path=/v1/live status=200"
     eventually(lambda: any(line in one for one in served.lines[num_lines:]))
-    assert not served.running.service.live._watchers
+    assert not served.running.model_server.live._watchers
 
 
 def test_an_unknown_route_is_404_whatever_the_body_is(served: Served) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.serve.engine.request_stream import RequestStream
+from ridgeline.serve.engine.request_stream import RequestStream, StreamCaller
 from ridgeline.serve.lora import Loras
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.model.files.tiny import CONFIG
@@ -194,7 +194,7 @@ def test_an_adapter_that_goes_from_the_disk_tells_no_path(model: Path, folder: P
 
 
 def test_only_so_many_adapters_are_loaded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.running.service.loras, "_most", 4)
+    monkeypatch.setattr(served.running.model_server.loras, "_most", 4)
     for name in ("one", "two"):
         assert served.call(LOAD, {"lora_name": name, "lora_path": "c"})[0] == 200
     status, error = served.refused(LOAD, {"lora_name": "three", "lora_path": "c"})
@@ -296,7 +296,7 @@ def test_a_request_keeps_what_is_unloaded_and_metrics_tell_it(served: Served) ->
 def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> None:
     prompt = tuple(41 + i % 31 for i in range(60))
     served.call(COMPLETE, {"prompt": list(prompt), "max_tokens": 1, "model": "a"})
-    promises, found = served.running.service.promises, dict[str, int]()
+    promises, found = served.running.model_server.promises, dict[str, int]()
     deadline = SimpleNamespace(length="most")
     is_known = threading.Event()
 
@@ -304,7 +304,7 @@ def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> 
         for name in ("a", "b"):
             adapter = served.llm.adapters.lease(name)
             stream = RequestStream(
-                [prompt], SamplingParams(max_tokens=2), None, "-", adapter=adapter
+                [prompt], SamplingParams(max_tokens=2), None, StreamCaller("-"), adapter=adapter
             )  # type: ignore[arg-type]
             asking: Any = SimpleNamespace(stream=stream, deadline=deadline)
             (snapshot,) = promises._snapshots(asking, 1)

@@ -129,7 +129,7 @@ def test_what_the_document_allows_and_forbids(
     small: Served, method: str, path: str, count: int, mode: GenerationMode, part: int
 ) -> None:
     """The third part of all examples is run often."""
-    document = small.running.app.openapi()
+    document = small.running.parts.app.openapi()
     operation = schemathesis.openapi.from_dict(document)[path][method]
     statuses: Counter[int] = Counter()
 
@@ -174,4 +174,4 @@ def test_what_the_document_allows_and_forbids(
 def test_every_route_is_tried(small: Served) -> None:
     endless = {"/v1/live"}  # test_live.py reads that one
     tried = {path for _, path, _ in OPERATIONS}
-    assert set(small.running.app.openapi()["paths"]) == tried | endless
+    assert set(small.running.parts.app.openapi()["paths"]) == tried | endless

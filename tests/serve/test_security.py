@@ -40,7 +40,7 @@ def test_every_route_is_in_the_table_and_only_what_it_says_is_open(model: Path) 
     pool = cast(Pool, SimpleNamespace(limits=Limits()))
     router = Router(Catalogue([str(model)], None), pool, aliases=Aliases(None))
     with serving(model) as served:
-        routes = [*served.running.app.routes, *router_app(router).routes]
+        routes = [*served.running.parts.app.routes, *router_app(router).routes]
         paths = {getattr(route, "path", "") for route in routes} | {AUDIT, LINK_PATH}
     names = table()
     missing = {path for path in paths if not any(is_named(path, name) for name in names)}

@@ -265,6 +265,7 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
         return
     (name,) = names
     from ridgeline.serve.main import serve  # its web framework would slow every other command
+    from ridgeline.trust.stages import server_stages
 
     @contextmanager
     def load(is_shared: bool) -> Iterator[LLM]:
@@ -272,7 +273,8 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
             say(f"seed {llm.config.seed} for requests without one")
             yield llm
 
-    serve(name, load, serving, partial(load_guard, options=options))
+    new_guard = partial(load_guard, options=options)
+    serve(name, load, serving, partial(server_stages, serving, new_guard))
 
 
 def _check_fleet(names: list[str], serving: ServeOptions) -> None:

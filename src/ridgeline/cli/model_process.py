@@ -19,7 +19,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main() -> None:
     """Wait for orders, and carry them out."""
     _follow_parent()
-    import ridgeline.serve.main  # noqa: F401  (the command imports it where it needs it)
+    import ridgeline.serve.main
+    import ridgeline.trust.stages  # noqa: F401  (the command imports both where it needs them)
     from ridgeline.cli.main import main as run
 
     print(flush=True)  # it is ready

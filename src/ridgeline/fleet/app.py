@@ -42,9 +42,9 @@ from ridgeline.serve.http.options import parse_seconds
 from ridgeline.serve.http.request_body import in_turn
 from ridgeline.serve.http.request_state import check_operator
 from ridgeline.serve.http.turns import WorkTurns
+from ridgeline.serve.model_server import untagged
 from ridgeline.serve.page import FILES
 from ridgeline.serve.plans import add_plans
-from ridgeline.serve.service import untagged
 from ridgeline.system.machine import available_bytes
 from ridgeline.version import __version__
 

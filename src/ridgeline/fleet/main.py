@@ -40,11 +40,12 @@ from ridgeline.serve.tunnel.proof import NotTaken
 from ridgeline.system.log_writer import LogWriter, standard_error
 from ridgeline.system.machine import raise_file_limit
 from ridgeline.system.shared_secret import read_key
-from ridgeline.trust.receipts.http import add_receipts, signer_of
+from ridgeline.trust.stages import add_receipts, observing, signer_of
 from ridgeline.version import __version__
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.trust.audit.log import AuditLog
+    from ridgeline.trust.audit.requests import AuditObserver
     from ridgeline.trust.rules.file import RulesFile
 
 _ROUTER = "router"  # the folder of its own audit log
@@ -64,10 +65,10 @@ class RunningFleet:
         options: ServeOptions,
         keys: Keys,
         log: LogWriter,
-        audit: AuditLog | None = None,
+        observer: AuditObserver | None = None,
         cluster: RayCluster | None = None,
     ) -> None:
-        """Put a router together; ``audit`` gets the lines of requests that no model answers.
+        """Put a router together; ``observer`` is told of requests that no model answers.
 
         With a ``cluster`` all servers are started there, and none by this process.
         """
@@ -98,7 +99,7 @@ class RunningFleet:
             silence_timeout_s=options.silence_timeout,
             shutdown_timeout_s=options.shutdown_timeout,
             write=log.line,
-            on_ready=partial(name_log, audit) if audit else None,
+            on_ready=partial(name_log, observer.log) if observer else None,
         )
         is_open = options.fleet_key_file is not None
         self.door = Door(self._fleet_key, self._join, log.line) if is_open else None
@@ -107,7 +108,7 @@ class RunningFleet:
             self.pool,
             takes_any_name=options.any_model_name,
             isolates_keys=options.isolate_keys,
-            audit=audit,
+            audit=observer.log if observer else None,
             guards=[Path(name).name for name in options.guard or ()],
             # Servers on other machines do not see these files.
             aliases=Aliases(default_home() if self.door is None else None),
@@ -117,13 +118,9 @@ class RunningFleet:
         if is_open:
             add_door(app)
         add_receipts(app, cache(partial(signer_of, options.receipt_key)))
-        self._batches = batches_of(app, self.pool, keys, options, default_home(), audit)
+        self._batches = batches_of(app, self.pool, keys, options, default_home(), observer)
         edge = Edge(app, app.routes, options, keys, limits, log.line, lambda *counted: None)
-        front = None
-        if audit:
-            from ridgeline.trust.audit.requests import Audited
-
-            front = Audited(edge.front, audit)
+        front = observer.watch(edge.front) if observer else None
         link_for = self.door.link_for if self.door else lambda headers: None
         self.server = WebServer(edge, options, log.line, front, link_for)
         self._end: asyncio.Task[None] | None = None
@@ -232,14 +229,11 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     check_grpc_port(options)
     _check_links(options)
     catalogue = Catalogue(models, options.models_dir, options.served_model_name or ())
-    if options.audit:
-        # Routers without it need not import this.
-        from ridgeline.trust.audit.log import audit_log
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     with (
         unbound(listener),
-        audit_log(options, _ROUTER) if options.audit else nullcontext() as audit,
+        observing(options, _ROUTER) as observer,
         connected(options.ray) if options.place == "ray" else nullcontext() as cluster,
         contextlib.closing(LogWriter(standard_error())) as log,
     ):
@@ -247,7 +241,7 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
         for model in models if cluster is None else ():
             locate(model)  # pull the model now, not while a request waits
         with asyncio.Runner() as runner:
-            runner.run(_main(catalogue, engine, options, keys, listener, log, audit, cluster))
+            runner.run(_main(catalogue, engine, options, keys, listener, log, observer, cluster))
 
 
 async def _main(
@@ -257,10 +251,10 @@ async def _main(
     keys: Keys,
     listener: Listener,
     log: LogWriter,
-    audit: AuditLog | None,
+    observer: AuditObserver | None,
     cluster: RayCluster | None,
 ) -> None:
-    running = RunningFleet(catalogue, engine, options, keys, log, audit, cluster)
+    running = RunningFleet(catalogue, engine, options, keys, log, observer, cluster)
     obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
@@ -306,13 +300,13 @@ def batches_of(
     keys: Keys,
     options: ServeOptions,
     home: Path | None,
-    audit: AuditLog | None,
+    observer: AuditObserver | None,
 ) -> Batches | None:
     """Add the routes to a router's application; return what has to be started, if anything has.
 
     In the models' servers, batches give way to other requests. Where a model waits for memory that
-    others have, no further request of a batch begins. ``audit`` gets a line for each request that
-    no model answers.
+    others have, no further request of a batch begins. ``observer`` is told of each request that no
+    model answers.
     """
 
     async def in_quiet(scope: Scope, receive: Receive, send: Send) -> None:
@@ -324,7 +318,7 @@ def batches_of(
     if isinstance(store, str):
         add_batches(app, store, options)
         return None
-    batches = Batches(store, in_quiet, keys, f"router {__version__}", _MOST_AT_ONCE, audit)
+    batches = Batches(store, in_quiet, keys, f"router {__version__}", _MOST_AT_ONCE, observer)
     add_batches(app, batches, options)
     return batches
 

@@ -45,21 +45,19 @@ from ridgeline.serve.http.errors import LEAVING, STOPPING, ApiError, add_errors
 from ridgeline.serve.http.request_body import BodyRoute
 from ridgeline.serve.http.request_state import check_operator, own_view
 from ridgeline.serve.lora import add_lora
+from ridgeline.serve.model_server import ModelServer
 from ridgeline.serve.observe.explain_route import add_explain
 from ridgeline.serve.observe.live import MOST_READERS
 from ridgeline.serve.page import FILES
 from ridgeline.serve.plans import add_plans
-from ridgeline.serve.prompts import Ids
-from ridgeline.serve.service import Service
+from ridgeline.serve.prepare import Ids
 from ridgeline.serve.sleeping import add_sleep
 from ridgeline.system.machine import memory_of
-from ridgeline.trust.guards.moderations import add_moderations
-from ridgeline.trust.receipts.http import add_receipts
 from ridgeline.version import __version__
 
 
-def new_app(service: Service) -> FastAPI:
-    """Return the application, with its routes over ``service``."""
+def new_app(server: ModelServer) -> FastAPI:
+    """Return the application, with its routes over ``server``."""
     app = FastAPI(
         title="Ridgeline",
         version=__version__,
@@ -67,100 +65,94 @@ def new_app(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url=None,  # _add_status has it
         redirect_slashes=False,  # the edge takes them off
-        servers=[{"url": root}] if (root := service.options.root_path) else None,
+        servers=[{"url": root}] if (root := server.options.root_path) else None,
     )
     app.router.route_class = BodyRoute
-    app.state.work, app.state.is_strict = service.work, service.options.strict
+    app.state.work, app.state.is_strict = server.work, server.options.strict
     add_errors(app)
-    _add_completions(app, service)
-    _add_tokens(app, service)
-    add_models(app, service)
-    _add_status(app, service)
-    add_embeddings(app, service)
-    add_moderations(app, service)
-    add_explain(app, service)
-    add_ollama(app, service)
-    add_llamacpp(app, service)
-    add_triton(app, service)
-    add_lora(app, service.loras, service.check_open)
-    add_sleep(app, service.sleep_state)
-    if service.audit:
-        # Servers without it need not import this.
-        from ridgeline.trust.audit.requests import add_audit
-
-        add_audit(app, service.audit)
-    add_receipts(app, lambda: service.signer)
-    add_plans(app, service.spec, lambda: [service.name])
-    if service.options.page:
+    _add_completions(app, server)
+    _add_tokens(app, server)
+    add_models(app, server)
+    _add_status(app, server)
+    add_embeddings(app, server)
+    server.stages.add_routes(app)
+    add_explain(app, server)
+    add_ollama(app, server)
+    add_llamacpp(app, server)
+    add_triton(app, server)
+    add_lora(app, server.loras, server.check_open)
+    add_sleep(app, server.sleep_state)
+    add_plans(app, server.spec, lambda: [server.name])
+    if server.options.page:
         app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 
 
-def _add_completions(app: FastAPI, service: Service) -> None:
+def _add_completions(app: FastAPI, server: ModelServer) -> None:
     @app.post("/v1/chat/completions", responses=ERRORS | documented(ChatCompletion))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        service.check_open(body.model)
-        prompt = await service.prompts.of_chat(body, request.state.created)
+        server.check_open(body.model)
+        prompt = await server.preparer.from_chat(body, request.state.created)
         predicted: Ids = ()
         if body.prediction:
             text, param = body.prediction.text, "prediction.content"
-            encode = partial(service.text.tokenizer.encode, add_bos=False)
-            predicted = await service.prompts.of_text(text, param=param, encode=encode)
-        return await service.reply(request, body, [prompt], "messages", predicted)
+            encode = partial(server.text.tokenizer.encode, add_bos=False)
+            predicted = await server.preparer.from_text(text, param=param, encode=encode)
+        return await server.reply(request, body, [prompt], "messages", predicted)
 
     @app.post("/v1/completions", responses=ERRORS | documented(Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or many."""
-        return await service.complete(body, request)
+        return await server.complete(body, request)
 
     @app.post("/v1/responses", responses=ERRORS | documented(ResponseObject, RESPONSE_EVENTS))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation that is given as items; nothing is stored."""
-        service.check_open(body.model)
+        server.check_open(body.model)
         convert, writer = partial(chat_request, body), partial(ResponsesWriter, asked=body)
-        return await service.reply_in(RESPONSES, request, convert, writer)
+        return await server.reply_in(RESPONSES, request, convert, writer)
 
     @app.post("/v1/responses/input_tokens", responses=ERRORS)
     async def count_input(body: ResponsesRequest) -> dict[str, Any]:
         """Count the tokens of a conversation that is given as items, without an answer."""
-        service.check_open(body.model)
+        server.check_open(body.model)
         with RESPONSES.errors():
-            _, prompt = await service.prompts.of_converted(partial(chat_request, body))
+            _, prompt = await server.preparer.from_converted(partial(chat_request, body))
             return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
     @app.post("/v1/messages", responses=MESSAGE_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, as Anthropic does."""
-        service.check_open(body.model)
+        server.check_open(body.model)
         convert = partial(anthropic_request, body)
-        return await service.reply_in(ANTHROPIC, request, convert, AnthropicWriter)
+        return await server.reply_in(ANTHROPIC, request, convert, AnthropicWriter)
 
     @app.post("/v1/messages/count_tokens", responses=MESSAGE_ERRORS)
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation, without an answer."""
-        service.check_open(body.model)
+        server.check_open(body.model)
         with ANTHROPIC.errors():
             convert = partial(anthropic_request, body)
-            _, prompt = await service.prompts.of_converted(convert)
+            _, prompt = await server.preparer.from_converted(convert)
             return {"input_tokens": len(prompt)}
 
 
-def _add_tokens(app: FastAPI, service: Service) -> None:
-    text = service.text
+def _add_tokens(app: FastAPI, server: ModelServer) -> None:
+    text = server.text
 
     @app.post("/tokenize", responses=ERRORS, response_model=dict[str, Any])
     async def tokenize(body: AnyTokenizeRequest) -> Response:
         """Turn a text or a conversation into token ids."""
-        service.check_open(body.model)
+        server.check_open(body.model)
         if isinstance(body, TokenizeChatRequest):
-            ids = await service.prompts.of_chat(body)
+            ids = await server.preparer.from_chat(body)
         else:
             add_bos = None if body.adds_special else False
             encode = partial(
                 text.tokenizer.encode, add_bos=add_bos, parse_special=body.parse_special
             )
-            ids = await service.prompts.of_text(body.text, encode=encode)
+            ids = await server.preparer.from_text(body.text, encode=encode)
 
         def answer() -> Response:
             strings = [text.spell(token) for token in ids] if body.return_token_strs else None
@@ -171,27 +163,27 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             return JSONResponse(
                 {
                     "count": len(ids),
-                    "max_model_len": service.max_model_len,
+                    "max_model_len": server.max_model_len,
                     "tokens": tokens,
                     "token_strs": strings,
                 }
             )
 
-        return await service.work.prompts.run(answer)
+        return await server.work.prompts.run(answer)
 
     @app.post("/detokenize", responses=ERRORS)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         """Turn token ids into text."""
-        service.check_open(body.model)
-        ids = await service.prompts.of_text(body.tokens, param="tokens")
+        server.check_open(body.model)
+        ids = await server.preparer.from_text(body.tokens, param="tokens")
         decode = partial(text.tokenizer.decode, ids, skip_special=False)
-        found = await service.work.prompts.run(decode)
+        found = await server.work.prompts.run(decode)
         return {"prompt": found, "content": found}  # as vLLM and llama.cpp call it
 
     @app.get("/tokenizer_info", responses=ERRORS)
     async def tokenizer_info() -> dict[str, Any]:
         """Say what programs that evaluate models ask of the tokenizer, as vLLM does."""
-        return text.tokenizer_config | {"model_max_length": service.max_model_len}
+        return text.tokenizer_config | {"model_max_length": server.max_model_len}
 
 
 def _piece(spelling: bytes) -> str | list[int]:
@@ -202,25 +194,25 @@ def _piece(spelling: bytes) -> str | list[int]:
         return list(spelling)
 
 
-def _add_status(app: FastAPI, service: Service) -> None:
+def _add_status(app: FastAPI, server: ModelServer) -> None:
     def probe(question: Callable[[], str | None]) -> Callable[[], Any]:
         async def answer() -> Response:
             why = question()
             body = {"status": "ok"} if why is None else {"status": "no", "reason": why}
-            if level := service.sleep_state.level:
+            if level := server.sleep_state.level:
                 body["asleep"] = f"level {level}: a request wakes it"
-            if service.is_draining:
+            if server.is_draining:
                 body[LEAVING] = STOPPING
-            if service.audit and (loss := service.audit.loss()):
+            if (observer := server.stages.observer) and (loss := observer.loss()):
                 body["audit"] = loss
             return JSONResponse(body, 200 if why is None else 503)
 
         return answer
 
-    app.get("/health", summary="Does the engine live?")(probe(service.trouble))
-    app.get("/ready", summary="Are requests taken?")(probe(service.unready))
+    app.get("/health", summary="Does the engine live?")(probe(server.trouble))
+    app.get("/ready", summary="Are requests taken?")(probe(server.unready))
 
-    reports = service.work.reports  # what no stream may wait for
+    reports = server.work.reports  # what no stream may wait for
 
     @cache
     def written() -> bytes:
@@ -243,10 +235,10 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
         A key sees its own sequences alone, unless it is an operator's.
         """
-        if service.live.is_full(request.state.tenant):
+        if server.live.is_full(request.state.tenant):
             message = f"this key reads {MOST_READERS} live views already: close one"
             raise ApiError(429, message, code="too_many_views", headers={"retry-after": "5"})
-        events = service.live.events(request.state.tenant, own_view(request.state))
+        events = server.live.events(request.state.tenant, own_view(request.state))
         return StreamingResponse(events, 200, STREAMED, "text/event-stream")
 
     @app.get("/v1/memory", responses=ERRORS)
@@ -256,43 +248,43 @@ def _add_status(app: FastAPI, service: Service) -> None:
         For operators.
         """
         check_operator(request.state)
-        return await reports.run(service.memory_document)
+        return await reports.run(server.memory_document)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """Return the metrics in Prometheus' text format: to a key its own use, to operators all."""
         seen = own_view(request.state)
-        text = await reports.run(lambda: service.metrics.text(seen))
-        return PlainTextResponse(text, media_type=service.metrics.content_type)
+        text = await reports.run(lambda: server.metrics.text(seen))
+        return PlainTextResponse(text, media_type=server.metrics.content_type)
 
 
-def add_models(app: FastAPI, service: Service) -> None:
+def add_models(app: FastAPI, server: ModelServer) -> None:
     """Add the routes to an application."""
     model = {
-        "id": service.name,
+        "id": server.name,
         "object": "model",
-        "created": service.created,
+        "created": server.created,
         "owned_by": "ridgeline",
-        "digest": f"sha256:{service.digest}",
-        "system_fingerprint": service.fingerprint,
-        "max_model_len": service.max_model_len,
-        "tool_call_parser": service.text.tool_format.name,
-        "reasoning": service.text.reasoning is not None,
+        "digest": f"sha256:{server.digest}",
+        "system_fingerprint": server.fingerprint,
+        "max_model_len": server.max_model_len,
+        "tool_call_parser": server.text.tool_format.name,
+        "reasoning": server.text.reasoning is not None,
     }
 
     def entries(state: State) -> list[dict[str, Any]]:
         status = {
             "value": "loaded",
-            "num_requests": service.engine.num_streams if state.is_operator else None,
+            "num_requests": server.engine.num_streams if state.is_operator else None,
             "resident_bytes": memory_of(os.getpid()).resident_bytes,
             "unload_s": None,
         }
-        named = [model | {"id": name, "status": status} for name in service.names]
+        named = [model | {"id": name, "status": status} for name in server.names]
         others = [
-            model | {"id": name, "parent": service.name, "status": status}
-            for name in service.other_names
+            model | {"id": name, "parent": server.name, "status": status}
+            for name in server.other_names
         ]
-        return [*named, *service.loras.entries(model), *others]
+        return [*named, *server.loras.entries(model), *others]
 
     @app.get("/v1/models", responses=ERRORS)
     async def models(request: Request) -> dict[str, Any]:
@@ -306,6 +298,6 @@ def add_models(app: FastAPI, service: Service) -> None:
         for one in all_of_them:
             if one["id"] == name:
                 return one
-        if service.is_called(name):
+        if server.is_called(name):
             return all_of_them[0]
         raise ApiError(404, f"there is no model {name[:80]!r} here", code="model_not_found")

@@ -7,23 +7,23 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ridgeline.engine.llm import LLM
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.identity import code_digest
 from ridgeline.engine.setup.progress import say
-from ridgeline.serve.answering import Answering
+from ridgeline.serve.compose import ServerParts, compose
 from ridgeline.serve.engine.request_stream import ServerEnds
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.listening import Listener, bind, bind_unix, certificate_settings, unbound
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.web_server import LOOPBACK, Edge, WebServer, address, obey_signals, settle
+from ridgeline.serve.model_server import GivenStages
 from ridgeline.serve.triton_grpc import check_grpc_port, grpc_beside
 from ridgeline.serve.tunnel.joining import Joining, RouterAddress
 from ridgeline.serve.tunnel.middleware import Tunnel
@@ -31,67 +31,50 @@ from ridgeline.system.log_writer import LogWriter, standard_error
 from ridgeline.system.machine import DeviceLost, raise_file_limit
 from ridgeline.system.shared_secret import read_key
 
-if TYPE_CHECKING:  # imported only where a server has an audit log
-    from ridgeline.trust.audit.log import AuditLog
-
 TUNNEL_KEY = "RIDGELINE_TUNNEL_KEY"  # a variable, and no flag: only a router sets it
 _JOURNAL_BYTES = 256 << 20  # of a router: a million tokens with their logprobs
 _LAST_S = 2.0  # before a machine is taken away, nothing runs on it any more
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 
 
-class Running:
+class ServerProcess:
     """A running server: its parts, and how it ends."""
 
     def __init__(
         self,
-        llm: LLM,
-        name: str,
+        parts: ServerParts,
         options: ServeOptions,
         keys: Keys,
         write: Callable[[str], object],
-        home: Path | None = None,
-        audit: AuditLog | None = None,
-        guards: Mapping[str, LLM] | None = None,
         joining: Joining | None = None,
     ) -> None:
-        """Put a server together; ``write`` takes the lines of the log.
+        """Put ``parts`` behind a web server; ``write`` takes the lines of the log.
 
-        What is known of the time of steps is read from ``home`` and kept there, if it is given.
-        ``audit`` gets a line for each request, and ``guards`` judge texts, by their names. With
-        ``joining`` a router elsewhere has requests. Raises ValueError for a guard that cannot.
+        With ``joining`` a router elsewhere has requests.
         """
         self.options, self.keys, self._write = options, keys, write
-        self._answering = answering = Answering(llm, name, options, keys, home, audit, guards)
-        self.async_engine, self.service, self.app = (
-            answering.async_engine,
-            answering.service,
-            answering.app,
-        )
+        self.parts, self.async_engine = parts, parts.async_engine
+        self.model_server = server = parts.model_server
         key = os.environ.pop(TUNNEL_KEY, "")  # a router that started this process has the same
         key = joining.tunnel_key if joining else key
         self._joining = joining
         tunnel: Tunnel | None = None
+        observer = server.stages.observer
         if key:
-            limits = self.service.limits
-            limits.only_count()
-            tunnel = Tunnel(self.app, key, answering.fingerprint, limits.spent)
+            server.limits.only_count()
+            tunnel = Tunnel(parts.app, key, parts.fingerprint, server.limits.spent)
         bounded = _with_room(options) if key else options
         edge = Edge(
-            tunnel or self.app,
-            self.app.routes,
+            tunnel or parts.app,
+            parts.app.routes,
             bounded,
             keys,
-            self.service.limits,
+            server.limits,
             write,
-            answering.metrics.count_http,
+            parts.metrics.count_http,
             tunnel.vouched if tunnel else None,
         )
-        front = None
-        if audit:
-            from ridgeline.trust.audit.requests import Audited
-
-            front = Audited(edge.front, audit)
+        front = observer.watch(edge.front) if observer else None
         self.server = WebServer(edge, bounded, write, front)
         self.also = ""  # what it says of other ports when it listens
         self._drain: asyncio.Task[None] | None = None
@@ -104,11 +87,11 @@ class Running:
 
         Raises DeviceLost if the device that computes failed for good.
         """
-        self._answering.start()
+        self.parts.start()
         self.server.on_started = announce
         async with grpc_beside(self.server, self.options) as self.also:
             await self.server.serve_on(listener)
-        await self._answering.stop()
+        await self.parts.stop()
         if self._lost is not None:
             raise self._lost
 
@@ -120,7 +103,7 @@ class Running:
     def stop(self) -> None:
         """Take no more requests, and end when the running ones have; called again, end at once."""
         if self._drain is None:
-            self.service.is_draining = True
+            self.model_server.is_draining = True
             if self._joining:
                 self._joining.leave()
             self._drain = asyncio.ensure_future(self._end())
@@ -155,11 +138,11 @@ class Running:
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._rest_s
-        await self._answering.rest()
+        await self.parts.rest()
         while self.async_engine.num_streams and loop.time() < deadline_s:
             await asyncio.sleep(0.02)
         self.async_engine.abandon_all(ServerEnds("the server is stopping"))
-        self.service.live.close()
+        self.model_server.live.close()
         self.server.ended.set()
 
     def reload_keys(self) -> None:
@@ -169,13 +152,8 @@ class Running:
             self._write("the keys were read again")
         except (OSError, ValueError) as error:
             self._write(f"the keys were not reloaded; the old ones stay in force: {error}")
-        rules = self._answering.rules
-        try:
-            if rules:
-                rules.reload()
-                self._write(f"the rules were read again: version {rules.now.version}")
-        except (OSError, ValueError) as error:
-            self._write(f"the rules were not reloaded; the old ones stay in force: {error}")
+        if said := self.model_server.stages.reload():
+            self._write(said)
 
 
 def _with_room(options: ServeOptions) -> ServeOptions:
@@ -187,11 +165,12 @@ def serve(
     model: str,
     load: Callable[[bool], AbstractContextManager[LLM]],
     options: ServeOptions,
-    load_guard: Callable[[str], AbstractContextManager[LLM]],
+    new_stages: Callable[[Keys], AbstractContextManager[GivenStages]],
 ) -> None:
     """Serve a model until a signal ends it; ``load`` is told whether several keys share it.
 
-    ``load_guard`` loads a model of ``--guard``; they come first, for a cache takes what is left.
+    ``new_stages`` makes what requests and answers pass; models of its own come first, for a cache
+    takes what is left.
 
     Raises OSError or ValueError if the address, the keys or the model cannot be had, and
     DeviceLost if a device fails for good.
@@ -201,57 +180,35 @@ def serve(
     check_grpc_port(options)
     joining = _joining(options.join, options, keys) if options.join else None
     options = replace(options, uds=joining.socket) if joining else options
-    if options.audit:
-        # Servers without it need not import this.
-        from ridgeline.trust.audit.log import audit_log
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     threading.Thread(target=code_digest, name="code", daemon=True).start()  # the disk has time now
     with (
         unbound(listener),
-        audit_log(options) if options.audit else nullcontext() as audit,
-        _loaded(options.guard or (), load_guard) as guards,
+        new_stages(keys) as stages,
         load(len(keys.labels) > 1) as llm,
         contextlib.closing(LogWriter(standard_error())) as log,
     ):
         log.take_logging()
         name = (options.served_model_name or [Path(model).name])[0]
         with asyncio.Runner() as runner:
-            runner.run(_main(llm, name, guards, options, keys, listener, log, audit, joining))
-
-
-@contextlib.contextmanager
-def _loaded(
-    guards: Sequence[str], load: Callable[[str], AbstractContextManager[LLM]]
-) -> Iterator[dict[str, LLM]]:
-    """Yield guards by the names that requests and rules call them."""
-    names = [Path(guard).name for guard in guards]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(
-                f"--guard: two guards are named {name!r}: rename one of the files or folders"
-            )
-    with contextlib.ExitStack() as stack:
-        yield {Path(guard).name: stack.enter_context(load(guard)) for guard in guards}
+            runner.run(_main(llm, name, stages, options, keys, listener, log, joining))
 
 
 async def _main(
     llm: LLM,
     name: str,
-    guards: dict[str, LLM],
+    stages: GivenStages,
     options: ServeOptions,
     keys: Keys,
     listener: Listener,
     log: LogWriter,
-    audit: AuditLog | None,
     joining: Joining | None,
 ) -> None:
-    running = Running(
-        llm, name, options, keys, log.line, default_home(),
-        audit=audit, guards=guards, joining=joining,
-    )  # fmt: skip
-    obey_signals(running.stop, running.reload_keys, running.service.sleep_state.begin)
+    parts = compose(llm, name, options, keys, stages, default_home())
+    running = ServerProcess(parts, options, keys, log.line, joining)
+    obey_signals(running.stop, running.reload_keys, parts.model_server.sleep_state.begin)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     for note in keys.notes(options.isolate_keys):
@@ -275,7 +232,7 @@ def _joining(url: str, options: ServeOptions, keys: Keys) -> Joining:
     return Joining(address, read_key(options.fleet_key_file), keys)
 
 
-def _announce(name: str, listener: Listener, options: ServeOptions, running: Running) -> None:
+def _announce(name: str, listener: Listener, options: ServeOptions, running: ServerProcess) -> None:
     settle()
     url = address(listener, options)
     with contextlib.suppress(OSError):  # a full disk is no reason not to serve

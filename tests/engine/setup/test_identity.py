@@ -80,7 +80,7 @@ def test_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "bench/__init__.py",
         "core/commit.py",
-        "serve/prompts.py",
+        "serve/prepare.py",
         "model/files/rope/tables.py",
     ):
         with (tmp_path / name).open("a") as file:

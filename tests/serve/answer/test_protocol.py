@@ -203,7 +203,7 @@ def test_refusals_have_a_code(
 
 
 def test_a_bug_has_a_code_too(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.running.service, "reply", None)
+    monkeypatch.setattr(served.running.model_server, "reply", None)
     status, error = served.refused(COMPLETE, GO_ON)
     assert (status, error["code"]) == (500, "internal_error")
 
@@ -392,7 +392,7 @@ def test_requests_are_answered_while_the_openapi_document_is_made(
         return {"is_alone": not answered.wait(PATIENCE_S)}
 
     with serving(model) as served, ThreadPoolExecutor() as pool:
-        monkeypatch.setattr(served.running.app, "openapi", slow)
+        monkeypatch.setattr(served.running.parts.app, "openapi", slow)
         document = pool.submit(served.call, "/openapi.json")
         assert begun.wait(PATIENCE_S)
         assert served.call("/health")[0] == 200
@@ -403,7 +403,7 @@ def test_requests_are_answered_while_the_openapi_document_is_made(
 def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:
     """It works without a network, and tells nobody that it is used."""
     pages = 0
-    for route in served.running.app.routes:
+    for route in served.running.parts.app.routes:
         path = getattr(route, "path", "")
         if "{" in path or path in ("/v1/live", "/openapi.json"):
             continue

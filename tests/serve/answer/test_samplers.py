@@ -152,7 +152,7 @@ def test_what_there_is_not_is_refused_with_what_there_is(
 
 def test_nothing_left_to_choose_ends_one_answer_alone(served: Served) -> None:
     """The second token would complete a bad word, and no other is allowed."""
-    text = served.running.service.text
+    text = served.running.model_server.text
     pair = text.tokenizer.encode("zz", add_bos=False)
     assert pair[0] == pair[1]
     fields = {"allowed_token_ids": pair, "bad_words": ["zz"]}
@@ -163,7 +163,7 @@ def test_nothing_left_to_choose_ends_one_answer_alone(served: Served) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 def test_what_leaves_no_token_is_refused(served: Served, path: str) -> None:
-    text = served.running.service.text
+    text = served.running.model_server.text
     letters = [t for t in range(400) if text.spell(t) in ("a", " a")]
     (end,) = text._eos_ids
     ask = (ASK if path == CHAT else GO_ON) | {"ignore_eos": False}

@@ -29,7 +29,7 @@ def knowing(model: Path) -> Iterator[Served]:
     clock = StepClock()
     with serving(model, {"max_num_seqs": 1}) as served, clock.of(served):
         served.valve.before = lambda step: clock.pass_by(STEP_S) and None
-        score = served.running.service.metrics.score
+        score = served.running.model_server.metrics.score
         times = StepTime((1, 64), (STEP_S, STEP_S), 0.0, 0.0, 0.0, 0.0, 0.0)
         score.calibration = replace(score.calibration, source="measured", times=times)
         score._times, score.factor = times, 1.0
@@ -50,7 +50,7 @@ def found(served: Served) -> tuple[float, float | None, float | None]:
 
 def test_waiting_is_foreseen_too(knowing: Served) -> None:
     """One that waits for another's forty steps: without them its times would be far too short."""
-    arrivals, async_engine = knowing.running.service.arrivals, knowing.running.async_engine
+    arrivals, async_engine = knowing.running.model_server.arrivals, knowing.running.async_engine
     take_time = knowing.valve.before
 
     def before(step: Step) -> None:
@@ -77,7 +77,7 @@ def test_an_answer_that_is_shorter_says_nothing_of_its_end(knowing: Served) -> N
     status, answer, _ = knowing.call("/v1/completions", ASK | {"max_tokens": 30})
     text = answer["choices"][0]["text"]
     assert status == 200
-    knowing.running.service.arrivals.every = 1
+    knowing.running.model_server.arrivals.every = 1
     ask(knowing, max_tokens=30, stop=[text[len(text) // 2 :][:3]])
     eventually(lambda: found(knowing)[0] == 1)
     assert found(knowing)[2] is None
@@ -86,7 +86,7 @@ def test_an_answer_that_is_shorter_says_nothing_of_its_end(knowing: Served) -> N
 def test_one_of_fifty_is_foreseen_and_never_one_with_several_prompts(
     knowing: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrivals = knowing.running.service.arrivals
+    arrivals = knowing.running.model_server.arrivals
     begin, num_begun = arrivals._begin, 0
 
     def count(*arguments: Any) -> None:
@@ -112,7 +112,7 @@ def test_one_of_fifty_is_foreseen_and_never_one_with_several_prompts(
 
 def test_nothing_is_foreseen_before_anything_was_measured(model: Path) -> None:
     with serving(model) as served:
-        arrivals = served.running.service.arrivals
+        arrivals = served.running.model_server.arrivals
         arrivals.every = 1
         for _ in range(3):
             ask(served)
@@ -124,7 +124,7 @@ def test_forecasts_have_a_two_hundredth_of_a_processor(
     knowing: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many come: the next forecast waits until the last has paid for itself."""
-    arrivals = knowing.running.service.arrivals
+    arrivals = knowing.running.model_server.arrivals
     end, ended = arrivals._end, list[tuple[float, float]]()
 
     def note(sample: Any, now_s: float, foreseen: Any, cost_s: float) -> None:
@@ -151,7 +151,7 @@ def test_a_forecast_that_takes_too_long_is_given_up(
     knowing: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ridgeline.serve.deadlines.prediction_sampling._MOST_STEPS", 5)
-    arrivals = knowing.running.service.arrivals
+    arrivals = knowing.running.model_server.arrivals
     arrivals.every = 1
     ask(knowing, max_tokens=8)
     eventually(lambda: not arrivals._is_busy)
@@ -175,7 +175,7 @@ def test_closing_ends_a_forecast(knowing: Served, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("ridgeline.serve.deadlines.prediction_sampling.forecast", watched)
     arrivals = Arrivals(
-        knowing.running.async_engine, knowing.running.service.metrics.score, every=1
+        knowing.running.async_engine, knowing.running.model_server.metrics.score, every=1
     )
     ask(knowing, max_tokens=100)
     assert arrivals._is_busy

@@ -177,7 +177,7 @@ def test_what_is_refused_by_name(
     found, answer, _ = served.call(path, body, method)
     assert (found, words in answer["error"]) == (status, True), answer
     assert served.call("/api/blobs/sha256:00", None, "HEAD")[0] == 404
-    assert not list(served.running.service.aliases.all())
+    assert not list(served.running.model_server.aliases.all())
 
 
 def test_a_hint_names_a_route_that_takes_the_method(served: Served) -> None:

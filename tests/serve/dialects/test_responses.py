@@ -25,7 +25,7 @@ from ridgeline.serve.dialects.responses.documented import ResponseObject
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.dialects.responses.request import chat_request
 from ridgeline.serve.dialects.responses.response import ResponsesWriter
-from ridgeline.serve.engine.request_stream import RequestStream
+from ridgeline.serve.engine.request_stream import RequestStream, StreamCaller
 from ridgeline.text.messages.message import MessageForm
 from ridgeline.text.messages.tools import HERMES
 from tests.core.decoding.test_text import Pieces
@@ -253,7 +253,7 @@ def test_logprobs_are_those_of_text(thinker: Served, stream: bool, size: int) ->
     events.append((0, Event((0, 0), None, "", None, FinishReason.STOP, None, None)))
 
     async def response() -> dict[str, Any]:
-        one = RequestStream([(1,)], params, text.new_text, "")
+        one = RequestStream([(1,)], params, text.new_text, StreamCaller(""))
         answers = ResponseBuilder(text, chat, one, form)
         shape = ResponsesWriter(answers, chat, "1", "tiny", "", asked=asked)
         for event in events:

@@ -18,7 +18,7 @@ import pytest
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Event, Step
-from ridgeline.serve.engine.request_stream import RequestStream, StreamError
+from ridgeline.serve.engine.request_stream import RequestStream, StreamCaller, StreamError
 from ridgeline.system.machine import DeviceLost
 from tests.engine.test_llm import POISON
 from tests.serve.serving import Served, serving
@@ -250,7 +250,7 @@ def test_a_stream_is_behind_at_its_bound(served: Served) -> None:
     """A reader that stands still in the middle, and one that fails, get what there is."""
 
     async def check() -> None:
-        stream = RequestStream([(1,)], SamplingParams(), lambda p, s: None, "-")  # type: ignore[arg-type, return-value]
+        stream = RequestStream([(1,)], SamplingParams(), lambda p, s: None, StreamCaller("-"))  # type: ignore[arg-type, return-value]
         event = Event((0, 0), 5, "x", None, None, None, None)
         kept = 0
         while stream.deliver([(0, event)]):

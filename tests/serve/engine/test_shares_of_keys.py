@@ -14,7 +14,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Step
 from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.simulator.replay_times import serve_again
-from ridgeline.serve.engine.request_stream import ClientGone, RequestStream
+from ridgeline.serve.engine.request_stream import ClientGone, RequestStream, StreamCaller
 from tests.serve.serving import Served, serving
 from tests.waiting import PATIENCE_S, eventually
 
@@ -101,7 +101,7 @@ def test_promises_to_one_key_do_not_hold_back_another(model: Path) -> None:
         def promise(number: int) -> None:
             params = SamplingParams(max_tokens=100, n=4, ignore_eos=True)
             prompts, text = [(60 + number, 61, 62)], served.llm.text
-            stream = RequestStream(prompts, params, text.new_text, "key1", cache_root=b"")
+            stream = RequestStream(prompts, params, text.new_text, StreamCaller("key1"))
             stream.due_s = 1e9 + number
             async_engine.submit(stream)
             async_engine.permit(0)

@@ -38,7 +38,7 @@ def locked(model: Path) -> Iterator[Served]:
 
 
 def test_every_route_needs_a_key_but_the_probes_and_the_page(locked: Served) -> None:
-    paths = sorted({getattr(route, "path", "") for route in locked.running.app.routes})
+    paths = sorted({getattr(route, "path", "") for route in locked.running.parts.app.routes})
     assert {COMPLETE, "/metrics", "/openapi.json", "/health", "/v1/live"} <= set(paths)
     page = [path for path in paths if re.fullmatch(r"/page/[\w.\-/]+\.(m?js|css|svg|woff2)", path)]
     open_paths = ("/", "/plan", "/health", "/ready", "/v2/health/live", "/v2/health/ready")

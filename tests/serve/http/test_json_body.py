@@ -153,7 +153,9 @@ def lists_in(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
 
 def test_no_list_of_any_body_collects_a_complaint_about_each_of_its_items(model: Path) -> None:
     with serving(model) as served:
-        routes = [route for route in served.running.app.routes if isinstance(route, BodyRoute)]
+        routes = [
+            route for route in served.running.parts.app.routes if isinstance(route, BodyRoute)
+        ]
     bodies = [route.body_field.field_info for route in routes if route.body_field]
     assert len(bodies) > 15
     for info in bodies:

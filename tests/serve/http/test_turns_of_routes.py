@@ -102,7 +102,7 @@ def flooded(served: Served, turns: Turns, key: str = "key1") -> Iterator[threadi
 
 @pytest.mark.parametrize("kind", ROUTES)
 def test_who_waits_for_work_of_one_key_is_that_key(served: Served, kind: str) -> None:
-    turns = getattr(served.running.service.work, kind)
+    turns = getattr(served.running.model_server.work, kind)
     with ThreadPoolExecutor(1) as threads, flooded(served, turns):
         (path, body), num_waiting = ROUTES[kind][0], len(turns._waiting["key1"])
         if kind == "loads":
@@ -128,7 +128,7 @@ def test_who_waits_for_work_of_one_key_is_that_key(served: Served, kind: str) ->
 def test_a_long_body_for_an_operator_or_a_slot_is_read_in_turn(
     served: Served, path: str, body: Any, key: dict[str, str], code: str
 ) -> None:
-    bodies, label = served.running.service.work.bodies, "key1" if key is A else "admin1"
+    bodies, label = served.running.model_server.work.bodies, "key1" if key is A else "admin1"
     with ThreadPoolExecutor(1) as threads, flooded(served, bodies, label):
         num_waiting = len(bodies._waiting[label])
         own = threads.submit(served.refused, path, body, **key)
@@ -145,7 +145,7 @@ def test_what_is_kept_and_what_is_compiled_pass_a_grammar_that_takes_long(served
     os.kill(process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(4) as threads:
         slow = [threads.submit(served.call, COMPLETE, formed(f"a{i}"), **A) for i in range(4)]
-        waiting = served.running.service.work.grammars._waiting
+        waiting = served.running.model_server.work.grammars._waiting
         eventually(lambda: len(waiting.get("key1", ())) == 3)
         for body in (formed("known"), formed("other"), formed("third")):
             assert served.call(COMPLETE, body, **V)[0] == 200
@@ -162,7 +162,7 @@ def test_a_long_answer_is_written_when_its_key_has_a_turn(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long by its texts, or by how many tokens are ranked in the place of each."""
-    turns, pieces = served.running.service.work.prompts, list[str]()
+    turns, pieces = served.running.model_server.work.prompts, list[str]()
     run = turns.run
 
     async def counted(work: Any) -> Any:
@@ -207,7 +207,7 @@ def test_a_long_answer_is_encoded_an_object_at_a_time(monkeypatch: pytest.Monkey
 
 
 def test_texts_that_could_not_wait_are_refused_before_they_are_tokenised(served: Served) -> None:
-    with flooded(served, served.running.service.work.prompts):
+    with flooded(served, served.running.model_server.work.prompts):
         texts = ["x"] * 1001
         for path, body in (("/v1/embeddings", {"input": texts}), (COMPLETE, {"prompt": texts})):
             status, error = served.refused(path, body, **A)

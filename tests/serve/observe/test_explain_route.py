@@ -84,7 +84,7 @@ def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
         f"/v1/requests/{answer.id}/explain?format=pdf", None, authorization="Bearer key-of-ann"
     )
     assert (status, error["param"]) == (400, "format")
-    assert SECRET.encode() not in b"".join(keyed.running.service.history._lines)
+    assert SECRET.encode() not in b"".join(keyed.running.model_server.history._lines)
 
 
 def test_two_at_a_time_are_not_foreseen_from_one_at_a_time(keyed: Served) -> None:
@@ -158,7 +158,7 @@ def test_another_key_does_not_learn_that_a_request_was_there(keyed: Served) -> N
 
 def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Served) -> None:
     async_engine = keyed.running.async_engine
-    history = TraceBuffer(async_engine, keyed.running.service.metrics.score, max_bytes=20_000)
+    history = TraceBuffer(async_engine, keyed.running.model_server.metrics.score, max_bytes=20_000)
     create = keyed.client("key-of-ann").completions.create
     names = [create(model="tiny", prompt="one of many", **ASK).id for _ in range(12)]
     kept = [name for name in names if _is_known(history, name)]
@@ -166,9 +166,9 @@ def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Serv
     assert kept == names[-len(kept) :]
     assert len(kept) < 12
     assert history._num_bytes <= 20_000
-    keyed.running.service.history, before = history, keyed.running.service.history
+    keyed.running.model_server.history, before = history, keyed.running.model_server.history
     status, answer = why(keyed, names[0])
-    keyed.running.service.history = before
+    keyed.running.model_server.history = before
     assert status == 404
     assert f"s and has {len(kept)}" in answer["error"]["message"]
     async_engine.listeners.remove(history._on_record)
@@ -182,7 +182,7 @@ def test_what_the_server_wrote_itself_is_parsed_and_not_checked(keyed: Served) -
     )
     assert status == 200
     assert headers["x-request-id"] == "texts"
-    history = keyed.running.service.history
+    history = keyed.running.model_server.history
     with at_most_lines(40 * len(history._lines)):
         own, request = history._find("texts", "ann")
     lines = [history._engine_line, *history._lines]

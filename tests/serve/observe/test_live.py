@@ -48,7 +48,7 @@ def blocks_of(view: dict[str, Any]) -> dict[str, int]:
 
 def test_a_watcher_sees_what_runs(served: Served) -> None:
     pool = served.llm.engine.scheduler.queues.kv.pool
-    async_engine, view_of_all = served.running.async_engine, served.running.service.live
+    async_engine, view_of_all = served.running.async_engine, served.running.model_server.live
     middle = served.valve.num_steps + 12
 
     def before(step: Step) -> None:
@@ -96,7 +96,7 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
 
 
 def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
-    async_engine, live = served.running.async_engine, served.running.service.live
+    async_engine, live = served.running.async_engine, served.running.model_server.live
     eventually(lambda: len(async_engine.listeners) == 5)  # engine, score, metrics, history, counts
     with watching(served) as one, watching(served) as other:
         assert next(one)["num_running"] == next(other)["num_running"] == 0

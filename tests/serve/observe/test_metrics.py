@@ -113,7 +113,7 @@ def test_no_counter_goes_down_when_a_request_fails(model: Path, tmp_path: Path) 
 
     def note(record: Record) -> None:  # in the engine's thread
         nonlocal totals
-        lines = served.running.service.metrics.text().decode().splitlines()
+        lines = served.running.model_server.metrics.text().decode().splitlines()
         name = "ridgeline:generation_tokens_total{"
         totals += [float(line.split()[-1]) for line in lines if line.startswith(name)]
 
@@ -189,7 +189,8 @@ def test_what_was_foreseen_is_beside_what_happened(model: Path) -> None:
         served.assert_idle()
         found = served.metrics()
         steps = found['ridgeline:step_prediction_error_ratio_bucket{le="+Inf"}']
-        assert steps == served.running.service.metrics.score.num_steps == served.valve.num_steps
+        score = served.running.model_server.metrics.score
+        assert steps == score.num_steps == served.valve.num_steps
         assert found["ridgeline:predicted_step_seconds_total"] > 0
         took_s = found["ridgeline:compared_step_seconds_total"]
         assert 0 < took_s <= found["ridgeline:step_duration_seconds_sum"]

@@ -103,7 +103,7 @@ def test_an_answer_names_its_model_and_says_why_it_was_slow_after_a_reload(
     request = slow.llm.engine._next_id - 1
     assert page.execute_script(title).startswith(f"Request {request} took")
     find(page, ".explanation form button").click()
-    history = slow.running.service.history
+    history = slow.running.model_server.history
     with history._lock:
         history._lines.clear()
     find(page, ".why").click()

@@ -165,11 +165,11 @@ def test_what_was_read_before_is_gone_on_with_after_few_tokens(roomy: Path) -> N
         read, moved = (bisect_right(shown_by, num) + 1 for num in (400, 500))
         lines = [b"".join(line for line, _ in pieces[:cut]) for cut in (read, moved)]
         num_shown, num_then = shown_by[read - 1], shown_by[moved - 1]
-        before = other.running.service.limits.spent.copy()
+        before = other.running.model_server.limits.spent.copy()
         with counting(other) as counts:
             assert asked(other, path, body, lines[0], only_reads=True)[0] == 200
         assert sum(counts) > num_shown
-        assert other.running.service.limits.spent == before, "who goes on counts them"
+        assert other.running.model_server.limits.spent == before, "who goes on counts them"
         other.num_lines()
         assert "finish=read" in "".join(other.lines)
         with counting(other) as counts:

@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM
-from ridgeline.serve.answering import Answering
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.trust.audit.check import check
 from ridgeline.trust.audit.log import audit_log
 from ridgeline.trust.audit.record_format import HEAD_FILE, files_of, read_key
 from tests.serve.batches.test_batches import begun, ended, requests
-from tests.serve.serving import JSON, Served, hold, serving
+from tests.serve.serving import JSON, Served, composed, hold, serving
 from tests.trust.guards.models import write_guard
 from tests.trust.rules.test_routes import ROUTES
 from tests.waiting import PATIENCE_S, connected, eventually
@@ -449,7 +448,7 @@ def test_flags_that_say_nothing_are_refused(model: Path, tmp_path: Path) -> None
     file.write_text(RULES)
     (tmp_path / "keys").write_text("".join(f"{label} {label}-key\n" for label in LABELS))
     with LLM(model, threads=1) as llm, pytest.raises(ValueError, match="needs --audit"):
-        Answering(llm, "tiny", ServeOptions(rules=file), Keys((), tmp_path / "keys"))
+        composed(llm, ServeOptions(rules=file), Keys((), tmp_path / "keys"))
 
 
 def test_two_servers_do_not_write_one_log(model: Path, tmp_path: Path) -> None:
@@ -465,11 +464,14 @@ def test_two_servers_do_not_write_one_log(model: Path, tmp_path: Path) -> None:
 
 def test_without_a_log_nothing_of_it_is_imported(model: Path) -> None:
     program = (
-        "import sys; from ridgeline import LLM; from ridgeline.serve.main import Running;"
+        "import sys, ridgeline.serve.main; from ridgeline import LLM;"
+        "from ridgeline.serve.compose import compose;"
         "from ridgeline.serve.http.keys import Keys; import ridgeline.fleet.main;"
-        "from ridgeline.serve.http.options import ServeOptions; import ridgeline.cli.main;\n"
+        "from ridgeline.serve.http.options import ServeOptions; import ridgeline.cli.main;"
+        "from ridgeline.trust.stages import ServerStages;\n"
+        "options, keys = ServeOptions(), Keys((), None)\n"
         "with LLM(sys.argv[1], threads=1) as llm:\n"
-        "    Running(llm, 'tiny', ServeOptions(), Keys((), None), print)\n"
+        "    compose(llm, 'tiny', options, keys, ServerStages(options, keys))\n"
         "print([one for one in sys.modules if one.startswith('ridgeline.trust.audit')])"
     )
     command = [sys.executable, "-c", program, str(model)]

@@ -12,10 +12,8 @@ from openai import APIError, BadRequestError, InternalServerError
 
 from ridgeline import LLM
 from ridgeline.core.step import Step, StepOutput
-from ridgeline.serve.answering import Answering
-from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.options import ServeOptions
-from tests.serve.serving import Served, serving
+from tests.serve.serving import Served, composed, serving
 from tests.trust.guards.models import write_guard
 from tests.trust.guards.test_moderations import ENGINE, Oracle
 from tests.trust.rules.test_file import DEFAULT
@@ -285,7 +283,7 @@ def test_bad_rules_by_guards_are_refused_at_the_start(
     file = tmp_path / "rules.toml"
     file.write_text(DEFAULT + 'input = ["unsafe"]\n' + text)
     with pytest.raises(ValueError, match=says):
-        Answering(small_guard, "guard", ServeOptions(rules=file), Keys((), None))
+        composed(small_guard, ServeOptions(rules=file), name="guard")
 
 
 @pytest.fixture(scope="module")

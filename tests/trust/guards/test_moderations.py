@@ -15,16 +15,14 @@ import tokenizers
 from openai import BadRequestError, NotFoundError
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.serve.answering import Answering
 from ridgeline.serve.engine.async_engine import AsyncEngine
-from ridgeline.serve.http.keys import Keys
+from ridgeline.serve.engine.request_stream import StreamCaller
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.trust.guards.families import FAMILIES, OPENAI_CATEGORIES
 from ridgeline.trust.guards.guard import Guard, Verdict
 from ridgeline.trust.guards.guard_loading import known_judge
-from ridgeline.trust.guards.verdict import JudgeClient
-from tests.serve.serving import Served, serving
+from tests.serve.serving import Served, composed, serving
 from tests.trust.guards.models import MODELS, RISKS, VIOLATIONS, write_guard
 
 TEXTS = ["The cat sat on the mat", "Größe {{ x }}"]
@@ -303,7 +301,7 @@ async def judged(llm: LLM, name: str, messages: list[dict[str, Any]]) -> Verdict
     try:
         guard = known_judge(name, llm.text, engine, turns.prompts)
         assert isinstance(guard, Guard)
-        return await guard.judge(messages, JudgeClient("", "a", b"", False))
+        return await guard.judge(messages, StreamCaller("", "a", b"", False))
     finally:
         turns.close()
         await asyncio.to_thread(engine.stop, 5.0)
@@ -311,7 +309,7 @@ async def judged(llm: LLM, name: str, messages: list[dict[str, Any]]) -> Verdict
 
 def test_a_model_that_is_no_guard_cannot_be_one(model: Path) -> None:
     with LLM(model, **ENGINE) as llm, pytest.raises(ValueError, match=r"--guard x.*Llama Guard"):
-        Answering(llm, "tiny", ServeOptions(), Keys((), None, ()), guards={"x": llm})
+        composed(llm, ServeOptions(), guards={"x": llm})
 
 
 def test_few_slots_are_enough(tmp_path: Path) -> None:

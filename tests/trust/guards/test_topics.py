@@ -11,11 +11,9 @@ import pytest
 from openai import BadRequestError
 
 from ridgeline import LLM
-from ridgeline.serve.answering import Answering
-from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.options import ServeOptions
 from tests.model.files.encoders import write_encoder
-from tests.serve.serving import serving
+from tests.serve.serving import composed, serving
 from tests.trust.rules.test_file import DEFAULT
 
 EXAMPLES = ["Which pills help?", "My head hurts"]
@@ -101,6 +99,4 @@ def test_bad_topics_are_refused(
     rule = '[rules.topics]\nmodel = "encoder"\naction = "note"\n'
     file.write_text(f'{DEFAULT}input = ["topics"]\n{rule}{text}')
     with LLM(model, **OPTIONS) as llm, pytest.raises(ValueError, match=says):
-        Answering(
-            llm, "tiny", ServeOptions(rules=file), Keys((), None), guards={"encoder": encoder}
-        )
+        composed(llm, ServeOptions(rules=file), guards={"encoder": encoder})

@@ -17,8 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from ridgeline import LLM
-from ridgeline.serve.answering import Answering
-from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.trust.receipts.compare import wrong_in_file
@@ -26,7 +24,7 @@ from ridgeline.trust.receipts.reading import read
 from ridgeline.trust.receipts.statement import digest_of, parts_of
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.model.files.tiny import CONFIG
-from tests.serve.serving import Served, serving
+from tests.serve.serving import Served, composed, serving
 from tests.trust.receipts.asked import (
     APIS,
     CHAT,
@@ -213,7 +211,7 @@ def test_a_receipt_does_not_tell_what_rules_hide(
 def start(model: Path, key: Path) -> None:
     """Put a server together that signs with a key."""
     with LLM(model, **SMALL) as llm:
-        Answering(llm, "tiny", ServeOptions(receipt_key=key), Keys((), None))
+        composed(llm, ServeOptions(receipt_key=key))
 
 
 def test_a_key_that_cannot_be_had(
@@ -249,11 +247,10 @@ def test_without_the_package_receipts_are_not_signed(
 def test_nothing_is_imported_where_nobody_asks(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import sys, ridgeline.serve.main, ridgeline.fleet.main, ridgeline.cli.main\n"
+    code = "import sys, ridgeline.trust.stages, ridgeline.fleet.main, ridgeline.cli.main\n"
     code += "print(*sorted(m for m in sys.modules if 'receipts' in m or 'cryptography' in m))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    route = "ridgeline.trust.receipts.http"
-    assert done.stdout.split() == ["ridgeline.trust.receipts", route]
+    assert done.stdout.split() == []
     for name in ("ridgeline.trust.receipts.receipt_signer", "ridgeline.trust.receipts.signing"):
         monkeypatch.setitem(sys.modules, name, None)  # to import it is an error
     for path, body in ((TEXT, LONG), (CHAT, HELLO), (CHAT, HELLO | {"stream": True})):

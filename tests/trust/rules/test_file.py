@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from ridgeline import LLM
-from ridgeline.serve.answering import Answering
-from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.trust.rules.file import read_rules
 from ridgeline.trust.rules.kinds import KINDS
-from tests.serve.serving import Served, serving
+from tests.serve.serving import Served, composed, serving
 from tests.waiting import eventually
 
 HEAD = 'version = "1"\n'
@@ -254,15 +252,15 @@ def test_a_trace_beside_rules_must_be_allowed(model: Path, tmp_path: Path) -> No
         LLM(model, trace=str(tmp_path / "trace"), **base) as llm,
         pytest.raises(ValueError, match="trace = true"),
     ):
-        Answering(llm, "tiny", ServeOptions(rules=file), Keys((), None))
+        composed(llm, ServeOptions(rules=file))
     file.write_text("trace = true\n" + DEFAULT)
     with serving(model, {"trace": str(tmp_path / "other")}, rules=file):
         pass
 
 
 def test_a_server_without_rules_imports_nothing_of_them() -> None:
-    code = "import sys, ridgeline.serve.main, ridgeline.cli.main\n"
+    code = "import sys, ridgeline.serve.main, ridgeline.trust.stages, ridgeline.cli.main\n"
     code += "print(*sorted(m for m in sys.modules if '.guard' in m or 'trust.rules' in m))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    room = "ridgeline.trust.guards"  # of which the route alone is there
-    assert done.stdout.split() == [room, f"{room}.guard_models", f"{room}.moderations"]
+    room = "ridgeline.trust.guards"  # of which their list alone is there
+    assert done.stdout.split() == [room, f"{room}.guard_models"]

@@ -162,6 +162,7 @@ def _answer(
     in_order: bool,
 ) -> bool:
     from ridgeline.serve.batches import offline  # its web framework would slow other commands
+    from ridgeline.trust.stages import ServerStages
 
     of = offline.Of(source, name, answers_all)
     journal = Journal(files.journal, offline.identity(llm, of))
@@ -171,7 +172,7 @@ def _answer(
             say(f"resuming: {len(journal):,} of {total:,} lines are done")
         with count_bar("Answering") as report:
             report(len(journal), total)
-            offline.answer(llm, of, journal, lambda: report(len(journal), total))
+            offline.answer(llm, of, journal, lambda: report(len(journal), total), ServerStages)
         check_room(files.folder, journal.num_bytes, files.output.name, "move its folder")
         journal.finish(files.output, files.errors, in_order=in_order)
         journal.remove()

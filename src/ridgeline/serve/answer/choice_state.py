@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ridgeline.core.decoding.text import HeldEntries
-from ridgeline.core.step import TokenLogprobs
+from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.text.messages.call_bounds import CALL_BOUNDS
 from ridgeline.text.messages.message import AnswerReader
 from ridgeline.text.messages.tool_calls import MessageDelta
 
-if TYPE_CHECKING:  # imported only where a server has rules
-    from ridgeline.trust.rules.choice import FilteredChoice
+FILTERED = "content_filter"  # how an answer ended that a filter has ended
 
-FILTERED = "content_filter"  # how an answer ended that a rule has ended
+
+class ChoiceFilter(Protocol):
+    """Lets out of one choice what it may say."""
+
+    def echo(
+        self, pieces: Sequence[MessageDelta], entries: Sequence[TokenLogprobs | int]
+    ) -> list[MessageDelta]:
+        """Return what is shown of a text that the choice begins with, and take its tokens."""
+
+    def let_out(
+        self, answer: ChoiceState, pieces: Sequence[MessageDelta], event: Event
+    ) -> list[TokenLogprobs]:
+        """Take an event and the pieces read of it; add to the choice what may be shown.
+
+        Returns the tokens whose text that is.
+        """
 
 
 @dataclass
@@ -24,7 +38,7 @@ class ChoiceState:
 
     index: int
     reader: AnswerReader
-    ruled: FilteredChoice | None = None  # what releases its pieces, if there are rules
+    filter: ChoiceFilter | None = None  # what lets its pieces out, if anything does
     pieces: list[MessageDelta] = field(default_factory=list)
     logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
     held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
@@ -52,7 +66,7 @@ class ChoiceState:
         return str(self.stop_reason) if self.num_calls and self.stop_reason in CALL_BOUNDS else ""
 
     def refuse(self, says: str) -> ChoiceState:
-        """End it, as a rule says; return itself."""
+        """End it with what is said instead; return itself."""
         self.pieces += [MessageDelta("refusal", says)] if says else []
         self.finish_reason, self.stop_reason = FILTERED, None
         return self

@@ -20,6 +20,7 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.serve.answer.dialect import Dialect
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, progress_of
+from ridgeline.serve.answer.stages import Earlier, Stage, behind
 from ridgeline.serve.deadlines.field import PROMISE
 from ridgeline.serve.deadlines.promise import Promise
 from ridgeline.serve.engine.interface import EngineClient
@@ -38,7 +39,7 @@ from ridgeline.serve.http.request_body import ENDED, Strict
 from ridgeline.serve.http.request_state import client_left
 from ridgeline.serve.http.turns import Turns
 from ridgeline.serve.tunnel.middleware import HEADER, NOTES
-from ridgeline.serve.tunnel.resume_log import Journal
+from ridgeline.text.messages.tool_calls import texts_of
 
 SSE = "text/event-stream; charset=utf-8"
 # The second is for nginx, which otherwise keeps a stream until its buffer is full.
@@ -48,7 +49,7 @@ _HEAD_S = 1.0  # then a stream gets its head anyway; before, an error has a stat
 _PING_S = 3.0  # of silence; proxies and clients give up after five or more
 _JSON = {"content-type": "application/json"}
 _MANY_PROMPTS, _MANY_ENTRIES = 8, 1 << 10  # an answer with more takes milliseconds to write
-_AT_ONCE = 64  # entries of a journal that are written again before others have their turn
+_AT_ONCE = 64  # events that are written again before others have their turn
 _DEPTH = 5  # of a token in an answer's logprobs, or of a text's vector
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: faster
 _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
@@ -95,10 +96,12 @@ class Results(Protocol):
     Attributes:
         promise: when the answer was promised to be there, if it was.
         records: of the prompts that have ended.
+        stages: what events pass before they are written.
     """
 
     promise: Promise | None
     records: list[RequestRecord]
+    stages: Sequence[Stage]
 
     @property
     def is_cut(self) -> bool:
@@ -183,8 +186,8 @@ class OpenAiWriter:
         """Return the server-sent events that end a stream."""
         last = b"data: [DONE]\n\n"
         body = self._body
-        wants_more = body.include_timings or body.timings_per_token or body.verbose or body.receipt
-        if body.wants_usage or wants_more:
+        wants_more = body.include_timings or body.timings_per_token or body.verbose
+        if body.wants_usage or wants_more or self._answers.stages:
             last = sse(self._closing([])) + last
         return last
 
@@ -200,15 +203,30 @@ class OpenAiWriter:
             closing["metrics"] = self._answers.timings()
         if self._body.timings_per_token:
             closing["timings"] = self._answers.pace()
-        if receipt_recorder := self._answers.receipt_recorder:
-            chosen = self._answers.chosen
-            texts = {f"choices[{one.index}].text": one.kept_text for one in chosen}
-            if isinstance(self._body, ChatRequest):
-                texts = receipt_recorder.messages("choices[{}].message.", chosen)
-            closing["receipt"] = receipt_recorder.receipt(texts)
+        closing |= self._answers.ends(self._texts)
         if self._body.verbose:
             closing["__verbose"] = {"prompt": self._answers.prompt_text()}
         return closing
+
+    def _texts(self) -> dict[str, str]:
+        """Return all texts that were shown, by their places in the answer."""
+        chosen = self._answers.chosen
+        if not isinstance(self._body, ChatRequest):
+            return {f"choices[{one.index}].text": one.kept_text for one in chosen}
+        return {
+            f"choices[{one.index}].message.{place}": text
+            for one in chosen
+            for place, text in texts_of(one.kept or ()).items()
+        }
+
+
+class ReplyParts(NamedTuple):
+    """What all replies of a server share; ``turns`` are those of keys, to write long answers."""
+
+    engine: EngineClient
+    limits: Limits
+    options: ServeOptions
+    turns: Turns
 
 
 class Reply(Response):
@@ -216,56 +234,55 @@ class Reply(Response):
 
     def __init__(
         self,
-        engine: EngineClient,
-        limits: Limits,
+        shared: ReplyParts,
         stream: RequestStream,
         answers: Results,
         body: Strict,
         writer: ResponseWriter,
         dialect: Dialect,
-        options: ServeOptions,
-        turns: Turns,
         promising: Callable[[], Awaitable[Promise]] | None = None,
         note_lengths: Callable[[str, Sequence[RequestRecord]], None] = lambda tenant, records: None,
     ) -> None:
-        """Prepare to submit ``stream`` to ``engine`` and to show ``answers`` in their ``writer``.
+        """Prepare to submit ``stream`` and to show ``answers`` in their ``writer``.
 
-        A failure is told in the names of the ``dialect``. A long answer is written when its key has
-        one of ``turns``. ``promising`` waits until the answer is promised to be in time, and raises
-        ApiError if it cannot be; ``note_lengths`` is told how long the answers were.
+        A failure is told in the names of the ``dialect``. ``promising`` waits until the answer is
+        promised to be in time, and raises ApiError if it cannot be; ``note_lengths`` is told how
+        long the answers were.
         """
         super().__init__()
         del self.headers["content-length"]  # of the body that is still to come
-        self._engine, self._limits, self._stream = engine, limits, stream
+        self._engine, self._limits, options, self._turns = shared
+        self._stream = stream
         self._answers, self._body, self._writer = answers, body, writer
+        self._take = behind(answers.stages, writer.take)
         self._of_stream = {"content-type": writer.stream_type, **STREAMED}
-        self._turns, self._log_content, self._content = turns, options.log_content, b""
+        self._log_content, self._content = options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths
         self._dialect = dialect
         self._has_begun, self._num_charged = False, 0
-        self._journal: Journal | None = None
+        self._earlier: Earlier | None = None
         self._is_sending, self._since_s = False, time.monotonic()  # when it last began to
         self._is_streamed = bool(getattr(body, "stream", False))
 
-    def keep(self, journal: Journal, fingerprint: str) -> None:
-        """Let a router know how far the answer is, or go on where ``journal`` ends.
+    def keep(self, earlier: Earlier, fingerprint: str) -> None:
+        """Let a router know how far the answer is, or go on where ``earlier`` ends.
 
         Answers are equal only where ``fingerprint`` is.
         """
-        self._journal, self._fingerprint = journal, fingerprint
+        self._earlier, self._fingerprint = earlier, fingerprint
         self._of_stream[HEADER.decode()] = "frames"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError for a failure before the answer has begun."""
         tenant, self._note = self._stream.tenant, scope["state"]["note"]
-        if not (self._journal and self._journal.goes_on):  # its prompts were counted elsewhere
+        if not (self._earlier and self._earlier.goes_on):  # its prompts were counted elsewhere
             self._limits.take(tenant, sum(map(len, self._stream.prompts)))
         watcher = asyncio.ensure_future(self._watch(receive))
         try:
-            if self._journal is not None:
-                await self._go_on(self._journal, send)
-            if self._promising is not None and not (self._journal and self._journal.goes_on):
+            if self._earlier is not None:
+                await self._go_on(self._earlier, send)
+            if self._promising is not None and not (self._earlier and self._earlier.goes_on):
                 self._note["promise"] = "refused"
                 promise = self._answers.promise = await self._promising()
                 self.headers[PROMISE] = "promised" if promise.is_made else "unpromised"
@@ -281,7 +298,7 @@ class Reply(Response):
             scope["state"]["cut"]()
             await watcher  # until the connection is gone; otherwise uvicorn would report a bug
         except StreamError as error:
-            if self._has_begun and self._journal is not None and isinstance(error, ServerEnds):
+            if self._has_begun and self._earlier is not None and isinstance(error, ServerEnds):
                 self._note["finish"], self._note["error"] = "error", str(error)
                 scope["state"]["cut"]()  # the router goes on elsewhere
                 await watcher
@@ -299,25 +316,25 @@ class Reply(Response):
 
         None of a server that only reads: the one that goes on counts them.
         """
-        if self._journal and self._journal.only_reads:
+        if self._earlier and self._earlier.only_reads:
             return
         num_new = self._answers.num_tokens - self._num_charged
         self._limits.charge(self._stream.tenant, num_new)
         self._num_charged += num_new
 
-    async def _go_on(self, journal: Journal, send: Send) -> None:
+    async def _go_on(self, earlier: Earlier, send: Send) -> None:
         """Continue where another server ended, if one began the answer."""
-        if journal.goes_on:
+        if earlier.goes_on:
             await self._send(send, b"", self._of_stream)  # what goes wrong now is an event of it
-        for i, one in enumerate(journal.begin(self._stream, self._fingerprint)):
-            self._writer.take(one)  # whose bytes are shown
+        for i, one in enumerate(earlier.begin(self._stream, self._fingerprint)):
+            self._take(one)  # whose bytes are shown
             if i % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # otherwise a long journal would keep all others waiting
+                await asyncio.sleep(0)  # otherwise a long one would keep all others waiting
 
     def _frames(self, one: StreamEvent) -> list[bytes]:
-        if self._journal is None:
-            return self._writer.take(one)
-        return self._journal.frames(one, self._writer.take)
+        if self._earlier is None:
+            return self._take(one)
+        return self._earlier.frames(one, self._take)
 
     async def _watch(self, receive: Receive) -> None:
         await client_left(receive)
@@ -361,7 +378,7 @@ class Reply(Response):
     async def _send_whole(self, send: Send) -> None:
         while batch := await self._stream.events():
             for one in batch:
-                self._writer.take(one)
+                self._take(one)
             if self._answers.is_cut:
                 break
         is_long = len(self._stream.prompts) > _MANY_PROMPTS or self._num_entries() > _MANY_ENTRIES
@@ -403,11 +420,11 @@ class Reply(Response):
     @property
     def _has_read(self) -> bool:
         """Whether this server should only read what another one has shown, and has."""
-        return self._journal is not None and self._journal.has_read
+        return self._earlier is not None and self._earlier.has_read
 
     def _notes(self) -> bytes:
-        """Return the journal's entry for the bytes that are to be sent now."""
-        return self._journal.notes() if self._journal else b""
+        """Return what is noted of the bytes that are to be sent now."""
+        return self._earlier.notes() if self._earlier else b""
 
     async def _fail(self, send: Send, error: StreamError) -> None:
         """Say what went wrong: with a status, or where the answer has begun as its last event.
@@ -442,7 +459,7 @@ class Reply(Response):
             self._has_begun = True
             pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
             pairs += self.raw_headers
-            if not more_body and self._journal is None:
+            if not more_body and self._earlier is None:
                 pairs.append((b"content-length", str(len(data)).encode()))
             await send({"type": "http.response.start", "status": 200, "headers": pairs})
         message = {"type": "http.response.body", "body": data, "more_body": more_body}

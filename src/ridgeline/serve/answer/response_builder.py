@@ -9,11 +9,11 @@ connections.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ridgeline.core.decoding.text import HeldEntries
 from ridgeline.core.records import RequestRecord
@@ -30,6 +30,7 @@ from ridgeline.engine.outputs import likeliest
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.serve.answer.choice_state import FILTERED, ChoiceState, means_of
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.answer.stages import AnswerFilter, AnswerRow, Stage
 from ridgeline.serve.answer.tools import is_named
 from ridgeline.serve.deadlines.promise import Promise
 from ridgeline.serve.engine.request_stream import (
@@ -41,12 +42,6 @@ from ridgeline.serve.engine.request_stream import (
 )
 from ridgeline.text.messages.message import AnswerReader, MessageForm
 from ridgeline.text.messages.tool_calls import MessageDelta
-
-if TYPE_CHECKING:  # imported only where a receipt is asked for, or a server has rules
-    from ridgeline.trust.receipts.receipt_signer import ReceiptRecorder
-    from ridgeline.trust.rules.choice import FilteredChoice
-    from ridgeline.trust.rules.policy_file import RequestPolicy
-    from ridgeline.trust.text_rules.answer import BegunText
 
 Choice = dict[str, Any]
 _FIELDS = {"content": "content", "reasoning": "reasoning_content", "refusal": "refusal"}
@@ -64,15 +59,12 @@ class ResponseBuilder:
         form: MessageForm | None = None,
         *,
         room: int | None = None,
-        rules: RequestPolicy | None = None,
-        is_constrained: bool = False,
     ) -> None:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one.
 
         ``room`` is what the model's context leaves, where that is less than what was allowed.
-        Nothing that ``rules`` forbid is shown; they cannot change text that ``is_constrained``.
         """
-        self._rules, self.room = rules, room
+        self.room, self.text, self.body, self.stream = room, text, body, stream
         self._text, self._body, self._stream, self._form = text, body, stream, form
         self._is_chat, self._echo = isinstance(body, ChatRequest), bool(body.echo)
         self._hides_reasoning = isinstance(body, ChatRequest) and body.include_reasoning is False
@@ -80,7 +72,7 @@ class ResponseBuilder:
         self._is_empty = body.longest == 0
         self._tells_ids = bool(body.return_token_ids)
         self._tells_prompt = self._tells_ids or body.prompt_logprobs is not None
-        self._with_logprobs = stream.params.logprobs is not None
+        self.with_logprobs = self._with_logprobs = stream.params.logprobs is not None
         self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
         self._reasons = form is not None and form.reasoning is not None
         self.is_parallel = form is None or form.is_parallel
@@ -88,18 +80,21 @@ class ResponseBuilder:
             ChoiceState(i, AnswerReader(form))
             for i in range(stream.params.num_answers * len(stream.prompts))
         ]
-        self._begun_by: dict[int, BegunText] = {}  # by prompt
-        for answer in self.choices if rules else ():
-            answer.ruled = self._ruled(answer.index // stream.params.num_answers, is_constrained)
         self.chosen = self.choices  # those that are shown
-        self.receipt_recorder: ReceiptRecorder | None = (
-            None  # states at the end what the answer is, if asked to
-        )
+        self.stages: Sequence[Stage] = ()
+        self._filter: AnswerFilter | None = None
         self._requests: dict[int, Request] = {}  # by prompt
         self._digest: bytes | None = None  # of the request, for ids
         self.records: list[RequestRecord] = []
         self._end_s: dict[int, float] = {}  # by prompt
         self.promise: Promise | None = None
+
+    def pass_through(self, row: AnswerRow) -> None:
+        """Let the answers pass a row before they are shown."""
+        self.stages, self._filter = row
+        if row.filter:
+            for answer in self.choices:
+                answer.filter = row.filter.choice(answer.index // self.stream.params.num_answers)
 
     def take_chunks(self, event: StreamEvent) -> list[Choice]:
         """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
@@ -116,8 +111,6 @@ class ResponseBuilder:
     def take(self, event: StreamEvent) -> ChoiceState | None:
         """Take an event; return the answer that it belongs to, if any. Raises StreamError."""
         index, payload = event
-        if self.receipt_recorder:
-            self.receipt_recorder.take(event)
         if isinstance(payload, Request):
             self._requests[index] = payload
             return None
@@ -172,8 +165,8 @@ class ResponseBuilder:
             pieces = [piece for piece in pieces if piece.kind != "reasoning"]
         if event.logprobs:
             answer.cumulative_logprob += event.logprobs.logprob
-        if answer.ruled:
-            told = self._let_out(answer, answer.ruled, pieces, event)
+        if answer.filter:
+            told = answer.filter.let_out(answer, pieces, event)
         else:
             answer.pieces += pieces
             told = self._told(answer, event, prompt)
@@ -187,86 +180,40 @@ class ResponseBuilder:
         if not (self._with_logprobs or self._tells_ids):
             return []
         if answer.held is None:
-            answer.held = self._new_held(prompt)
+            answer.held = self.new_held(prompt)
         if event.token is not None:
             entry = event.logprobs or TokenLogprobs(event.token, 0.0, 0, ())
             answer.held.feed(event.token, entry)
         is_over = event.finish_reason is not None
         return answer.held.take(len(event.text), answer.reader.num_held, is_over=is_over)
 
-    def _new_held(self, prompt: int) -> HeldEntries[Any]:
+    def new_held(self, prompt: int) -> HeldEntries[Any]:
+        """Return what holds back the tokens of an answer to a prompt as long as their text is."""
         params = replace(self._stream.params, stop=())
         return HeldEntries(self._text.new_text(self._stream.prompts[prompt], params, self._form))
 
-    # --- under rules ---------------------------------------------------------------------------
-
-    def _ruled(self, prompt: int, is_constrained: bool) -> FilteredChoice | None:
-        from ridgeline.trust.rules.choice import FilteredChoice  # only where there are rules
-
-        assert self._rules is not None
-        begun = self._begun(prompt)
-        # What echoes its beginning begins before it.
-        guard_begun = self._rules.begun("") if self._echo else begun
-        guard = self._rules.new_guard(is_constrained=is_constrained, begun=guard_begun)
-        if guard is None:
-            return None
-        if not (self._with_logprobs or self._tells_ids):
-            return FilteredChoice(guard, None, None)
-        echoes = self._echo and not self._is_chat
-        before = () if echoes else self._stream.prompts[prompt]
-        params = self._stream.params
-        decode = self._text.tokenizer.new_decoder(before, params.skip_special_tokens)
-        token_bytes, begun = self._text.tokenizer.token_bytes, guard_begun if echoes else begun
-        tokens = self._rules.new_tokens(token_bytes, decode, begun)
-        return FilteredChoice(guard, tokens, self._new_held(prompt))
-
-    def _begun(self, prompt: int) -> BegunText:
-        """Return what the answers to a prompt begin with that go on with a text of its own."""
-        assert self._rules is not None
-        if prompt not in self._begun_by:
-            body = self._body
-            is_new = isinstance(body, ChatRequest) and not body.continue_final_message
-            text = "" if is_new else self._text.begun_text(self._stream.prompts[prompt])
-            self._begun_by[prompt] = self._rules.begun(text)
-        return self._begun_by[prompt]
-
-    def _let_out(
-        self, answer: ChoiceState, ruled: FilteredChoice, pieces: list[MessageDelta], event: Event
-    ) -> list[TokenLogprobs]:
-        """Add what the rules let out, and return the tokens whose text that is."""
-        stopped_by = self._stopped_by(event.stop_reason)
-        answer.pieces += ruled.take(pieces, event, answer.reader.num_held, stopped_by)
-        answer.stop_reason = ruled.stop_reason
-        if stopped_by and self.shown(stopped_by) != stopped_by:
-            answer.stop_reason = None
-        if ruled.is_blocked:
-            answer.finish_reason, answer.stop_reason = FILTERED, None
-        if self._with_logprobs:
-            answer.logprobs += ruled.echoed
-        return ruled.entries
-
-    def _stopped_by(self, reason: str | int | None) -> str:
-        """Return the text that has ended an answer and is not in it, if any has."""
-        if reason is None or self._stream.params.include_stop_str_in_output:
-            return ""
-        if isinstance(reason, str):
-            return reason
-        return "" if self._text.tokenizer.is_special(reason) else self._text.spell(reason)
+    # --- what filters let out ------------------------------------------------------------------
 
     @property
     def is_cut(self) -> bool:
-        """Whether rules have ended answers, and nothing more can come."""
-        ends = [answer.finish_reason for answer in self.choices] if self._rules else []
+        """Whether a filter has ended answers, and nothing more can come."""
+        ends = [answer.finish_reason for answer in self.choices] if self._filter else []
         return FILTERED in ends and all(ends)
 
     def shown(self, value: Any) -> Any:
-        """Return what an answer repeats of its request, as the rules let it out."""
-        return self._rules.shown(value) if self._rules else value
+        """Return what an answer repeats of its request, as it may be shown."""
+        return self._filter.shown(value) if self._filter else value
 
     def may_show(self, prompt: int) -> bool:
-        """Whether rules let an answer tell of all tokens of a prompt."""
-        text = self._text.tokenizer.decode(self._stream.prompts[prompt]) if self._rules else ""
-        return self._rules is None or self._rules.is_shown(text)
+        """Whether an answer may tell of all tokens of a prompt."""
+        return self._filter is None or self._filter.may_show(prompt)
+
+    def ends(self, texts: Callable[[], Mapping[str, str]]) -> dict[str, Any]:
+        """Return what stages say at the end of answers that show these texts, by their places."""
+        said: dict[str, Any] = {}
+        for stage in self.stages:
+            said |= stage.end(texts())
+        return said
 
     def _add_echo(self, answer: ChoiceState, index: int) -> None:
         """Let an answer begin with its prompt; in a chat, with the message that it continues."""
@@ -279,8 +226,8 @@ class ResponseBuilder:
             echoed = [MessageDelta("content", self._text.tokenizer.decode(prompt))]
             ranked = self._requests[index].prompt_logprobs if self._with_logprobs else {}
             entries = [ranked.get(i, token) for i, token in enumerate(prompt)]
-        if answer.ruled:
-            answer.pieces += answer.ruled.echo(echoed, entries)
+        if answer.filter:
+            answer.pieces += answer.filter.echo(echoed, entries)
         else:
             answer.pieces += echoed
             answer.logprobs += entries if self._with_logprobs else []
@@ -363,23 +310,13 @@ class ResponseBuilder:
         if self._body.prompt_logprobs is not None and may_show:
             most, entries = self._body.prompt_logprobs, self._requests[index].prompt_logprobs
             told = [entries.get(i, token) for i, token in enumerate(self._stream.prompts[index])]
-            if self._rules:
-                told = self._told_of_prompt(self._rules, told)
+            if self._filter:
+                told = self._filter.told_of_prompt(told)
             said["prompt_logprobs"] = [
                 self._ranked(entries[i], one, most) if isinstance(one, TokenLogprobs) else None
                 for i, one in enumerate(told)
             ]
         return said
-
-    def _told_of_prompt(
-        self, rules: RequestPolicy, entries: list[TokenLogprobs | int]
-    ) -> list[TokenLogprobs | int]:
-        """Return what may be told of a prompt's tokens; a bare token stands for nothing."""
-        tokenizer = self._text.tokenizer
-        tokens = rules.new_tokens(tokenizer.token_bytes, tokenizer.new_decoder())
-        searched = list(map(tokens.feed, entries))
-        tokens.finish()
-        return [one.entry if one.is_told else 0 for one in searched]
 
     def _ranked(
         self, entry: TokenLogprobs, told: TokenLogprobs, most: int

@@ -11,17 +11,15 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
+from ridgeline.serve.answer.stages import Observer
 from ridgeline.serve.batch_files.run import ItemRequest, ItemResponse, Stopped
 from ridgeline.serve.http.request_body import CAPPED, IGNORED
 from ridgeline.serve.http.request_state import CALLER, STATE, RequestState, local_scope
 from ridgeline.serve.http.turns import in_thread
-
-if TYPE_CHECKING:  # imported only where a server has an audit log
-    from ridgeline.trust.audit.log import AuditLog
 
 _log = logging.getLogger("ridgeline.serve")
 _MOST_PAUSE_S = 5.0
@@ -41,7 +39,7 @@ class LocalClient:
         *,
         is_background: bool,
         renamed: Callable[[str], str | None] = lambda model: model,
-        audit: AuditLog | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Ask ``app`` as ``tenant``, the label of a key.
 
@@ -50,9 +48,9 @@ class LocalClient:
             tenant: whose use it is, and whose limits hold.
             is_background: whether requests that people wait for go first.
             renamed: which model is asked where a request names one; None is the server's own.
-            audit: gets a line for each request.
+            observer: is told of each request.
         """
-        self._audit = audit
+        self._observer = observer
         self._app, self._tenant = app, tenant
         self._caller = f"{tenant} batch" if is_background else tenant  # has turns of its own
         self._is_background, self._renamed = is_background, renamed
@@ -60,7 +58,7 @@ class LocalClient:
     async def __call__(self, asked: ItemRequest) -> ItemResponse:
         """Return the answer to a request; while there is no room for it, wait and ask again.
 
-        Raises Stopped if the server takes no requests any more, or the audit log no line.
+        Raises Stopped if the server takes no requests any more, or one could not be noted.
         """
         body = dict(asked.body)
         if isinstance(body.get("model"), str):
@@ -95,19 +93,17 @@ class LocalClient:
         headers = {"host": "localhost", "content-type": "application/json"}
         scope = local_scope("POST", asked.url, headers, state)
         STATE.set(state)
-        if self._audit:
-            return await self._audited(self._audit, scope, reply, unread)
+        if self._observer:
+            return await self._observed(self._observer, scope, reply, unread)
         await self._ask(scope, reply, unread)
         return reply
 
-    async def _audited(
-        self, audit: AuditLog, scope: Scope, reply: _CollectedResponse, unread: list[bytes]
+    async def _observed(
+        self, observer: Observer, scope: Scope, reply: _CollectedResponse, unread: list[bytes]
     ) -> _CollectedResponse:
-        """Ask, and have a line written unless the request will be asked again."""
-        from ridgeline.trust.audit.requests import AuditEntry, is_kept, unkept
-
+        """Ask, and let it be noted unless the request will be asked again."""
         state = scope["state"]
-        state["audit"] = AuditEntry()
+        observer.begin(state)
         try:
             await self._ask(scope, reply, unread)
         finally:
@@ -117,9 +113,9 @@ class LocalClient:
             line |= {**state["note"], "total_ms": total_ms}
             is_asked_again = reply.status == 429 or (reply.status == 503 and reply.code in _PASSING)
             is_elsewhere = is_asked_again or line.get("passed_on")
-            has_line = is_elsewhere or await is_kept(audit, state, line)
-        if not has_line:
-            raise Stopped(str(unkept(audit.trouble)))
+            error = None if is_elsewhere else await observer.finished(state, line)
+        if error is not None:
+            raise Stopped(str(error))
         return reply
 
     async def _ask(self, scope: Scope, reply: _CollectedResponse, unread: list[bytes]) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ridgeline.engine.llm import LLM
-from ridgeline.serve.answering import Answering
 from ridgeline.serve.batch_files.journal import Journal
 from ridgeline.serve.batch_files.lines import RequestFile
 from ridgeline.serve.batch_files.run import BatchRun
 from ridgeline.serve.batches.asgi_client import LocalClient
+from ridgeline.serve.compose import compose
 from ridgeline.serve.http.keys import ANYONE, Keys
 from ridgeline.serve.http.options import ServeOptions
+from ridgeline.serve.model_server import GivenStages
 
 _MOST_AT_ONCE = 1024
 
@@ -40,8 +41,16 @@ def identity(llm: LLM, of: Of) -> dict[str, object]:
     return {"input": of.source.digest(), "model": llm.fingerprint, "seed": llm.config.seed}
 
 
-def answer(llm: LLM, of: Of, journal: Journal, report: Callable[[], object]) -> None:
+def answer(
+    llm: LLM,
+    of: Of,
+    journal: Journal,
+    report: Callable[[], object],
+    new_stages: Callable[[ServeOptions, Keys], GivenStages],
+) -> None:
     """Answer what ``journal`` has no answer of; ``report`` is called whenever it has more.
+
+    ``new_stages`` makes what requests and answers pass.
 
     Raises Stopped if the engine fails, and OSError if an answer cannot be kept.
     """
@@ -49,20 +58,21 @@ def answer(llm: LLM, of: Of, journal: Journal, report: Callable[[], object]) -> 
     options = ServeOptions(max_queued_requests=max(most, 1 << 14))
 
     async def run() -> None:
-        answering = Answering(llm, of.name, options, Keys((), None))
-        answering.start()
-        adapters = answering.service.loras.names
+        keys = Keys((), None)
+        parts = compose(llm, of.name, options, keys, new_stages(options, keys))
+        parts.start()
+        adapters = parts.model_server.loras.names
 
         def renamed(model: str) -> str | None:
             return None if of.answers_all and model not in adapters else model
 
-        asking = LocalClient(answering.app, ANYONE, is_background=False, renamed=renamed)
+        asking = LocalClient(parts.app, ANYONE, is_background=False, renamed=renamed)
         batch = BatchRun(
             journal, asking, name=of.source.digest(), seed=llm.config.seed, most_at_once=most
         )
         try:
             await batch.run(of.source.lines(), report)
         finally:
-            await answering.stop()
+            await parts.stop()
 
     asyncio.run(run())

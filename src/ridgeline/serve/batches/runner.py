@@ -11,10 +11,11 @@ import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import ASGIApp
 
+from ridgeline.serve.answer.stages import Observer
 from ridgeline.serve.batch_files.journal import Journal
 from ridgeline.serve.batch_files.lines import RequestFile, usage_of
 from ridgeline.serve.batch_files.run import BatchRun, Stopped
@@ -23,9 +24,6 @@ from ridgeline.serve.batches.asgi_client import LocalClient
 from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.turns import in_thread
 from ridgeline.system.machine import folder_name
-
-if TYPE_CHECKING:  # imported only where a server has an audit log
-    from ridgeline.trust.audit.log import AuditLog
 
 _log = logging.getLogger("ridgeline.serve")
 
@@ -50,15 +48,15 @@ class Batches:
         keys: Keys,
         fingerprint: str,
         most_at_once: int,
-        audit: AuditLog | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Run the batches of ``store``, asking ``app``.
 
         ``fingerprint`` names all that equal answers hang on; of each owner at most
-        ``most_at_once`` requests are asked at a time. ``audit`` gets a line for each.
+        ``most_at_once`` requests are asked at a time. ``observer`` is told of each.
         """
         self.store = store
-        self._app, self._keys, self._audit = app, keys, audit
+        self._app, self._keys, self._observer = app, keys, observer
         self._fingerprint, self._most_at_once = fingerprint, most_at_once
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}  # by the batch
@@ -169,7 +167,7 @@ class Batches:
         owned.moved(batch.id, "in_progress", num_total=total)
         run = BatchRun(
             journal,
-            LocalClient(self._app, label, is_background=True, audit=self._audit),
+            LocalClient(self._app, label, is_background=True, observer=self._observer),
             name=batch.id,
             seed=batch.seed,
             most_at_once=self._most_at_once,

@@ -46,6 +46,7 @@ from ridgeline.serve.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.serve.engine.request_stream import (
     ClientGone,
     RequestStream,
+    StreamCaller,
     StreamError,
     StreamEvent,
 )
@@ -234,9 +235,8 @@ class Promises:
                 for stride, size in enumerate(sizes, start=1 + len(_PROMPTS) * num_wave)
             ]
             params = SamplingParams(temperature=0.0, max_tokens=min(24, longest), ignore_eos=True)
-            stream = RequestStream(
-                prompts, params, self._text.new_text, "", name="measuring", cache_root=b"measuring"
-            )
+            caller = StreamCaller("", name="measuring", cache_root=b"measuring")
+            stream = RequestStream(prompts, params, self._text.new_text, caller)
             try:
                 self._engine.submit(stream)
                 while await stream.events():

@@ -39,7 +39,7 @@ class Refusal(NamedTuple):
 # and its record last.
 StreamEvent = tuple[int, PromptProgress | Request | Event | Refusal | RequestRecord]
 # Holds events back until they may be read, and returns those that may be now.
-Screen = Callable[[list[StreamEvent]], Awaitable[list[StreamEvent]]]
+Hold = Callable[[list[StreamEvent]], Awaitable[list[StreamEvent]]]
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # keeps the seeds of prompts apart
 _MAX_BEHIND = 256  # events that a stream may hold before its requests are paused
 
@@ -67,6 +67,59 @@ class ClientGone(Exception):
     """This stream is not read any more."""
 
 
+class StreamCaller(NamedTuple):
+    """For whom the answers of a stream are.
+
+    Attributes:
+        tenant: whose turn it is.
+        name: of the request: x-request-id.
+        cache_root: separates cached prefixes of others.
+        is_background: nobody waits for it: it gives way to those who do.
+        on_record: told of each prompt's end, also when it is not read any more.
+        arrived_s: when the request was at the gate, if that was before now.
+        created_s: what answers say of time: seconds of the epoch.
+    """
+
+    tenant: str
+    name: str = ""
+    cache_root: bytes = b""
+    is_background: bool = False
+    on_record: Callable[[RequestRecord], None] = lambda record: None
+    arrived_s: float | None = None
+    created_s: int | None = None
+
+
+class AnswerBounds(NamedTuple):
+    """What the tokens of answers are held to.
+
+    Attributes:
+        new_constraint: makes what ensures their form, and ``form_param`` is the field that asks
+            for it.
+        token_rules: what is said of single tokens.
+    """
+
+    new_constraint: Callable[[], Constraint] | None = None
+    form_param: str | None = None
+    token_rules: TokenRules = NO_RULES
+
+
+class StreamReader(NamedTuple):
+    """How a stream is read.
+
+    Attributes:
+        is_growing: as it grows, not when it is complete.
+        hears_progress: how far its prompts are is told, too.
+        hold: what holds events back.
+    """
+
+    is_growing: bool = True
+    hears_progress: bool = False
+    hold: Hold | None = None
+
+
+_FREE, _AS_IT_GROWS = AnswerBounds(), StreamReader()
+
+
 class RequestStream:
     """The answers to one HTTP request, which may have several prompts. Lives on the loop."""
 
@@ -75,43 +128,25 @@ class RequestStream:
         prompts: Sequence[tuple[int, ...]],
         params: SamplingParams,
         new_text: Callable[[tuple[int, ...], SamplingParams], Text],
-        tenant: str,
+        caller: StreamCaller,
+        reader: StreamReader = _AS_IT_GROWS,
+        bounds: AnswerBounds = _FREE,
         *,
-        is_read: bool = True,
-        name: str = "",
-        cache_root: bytes = b"",
         adapter: Adapter = NO_ADAPTER,
         prediction: tuple[int, ...] = (),
-        new_constraint: Callable[[], Constraint] | None = None,
-        token_rules: TokenRules = NO_RULES,
-        form_param: str | None = None,
-        is_background: bool = False,
-        tells_progress: bool = False,
-        arrived_s: float | None = None,
-        created_s: int | None = None,
-        screen: Screen | None = None,
-        on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self.prompts = prompts
         self.params = params
         self.new_text = new_text
-        self.tenant = tenant
-        self.is_read = is_read  # as it grows, not when it is complete
-        self.name = name  # x-request-id
-        self.cache_root = cache_root
+        self.tenant, self.name, self.cache_root = caller.tenant, caller.name, caller.cache_root
+        self.is_background, self.on_record = caller.is_background, caller.on_record
+        self.is_read, self.tells_progress, self.hold = reader
+        self.new_constraint, self.form_param, self.token_rules = bounds
         self.adapter = adapter  # until the end: others may wait for its memory
         self.prediction = prediction
-        self.new_constraint = new_constraint
-        self.token_rules = token_rules
-        self.form_param = form_param  # the field that the constraint comes from
-        self.is_background = is_background  # nobody waits for it: it gives way to those who do
-        self.tells_progress = tells_progress  # how far its prompts are
-        self.on_record = on_record  # told of each prompt's end, also when it is not read any more
         self.arrival_s = time.monotonic()
-        self.arrived_s = self.arrival_s if arrived_s is None else arrived_s  # at the edge
-        # What answers say of time: seconds of the epoch.
-        self.created_s = int(time.time()) if created_s is None else created_s
-        self.screen = screen
+        self.arrived_s = self.arrival_s if caller.arrived_s is None else caller.arrived_s
+        self.created_s = int(time.time()) if caller.created_s is None else caller.created_s
         self.due_s = inf  # when it is to run at the latest, if that was promised
         self.on_events: Callable[[list[StreamEvent]], None] = lambda events: None
         self.default_seed: int | None = None  # of the first prompt, if the request brings none
@@ -148,7 +183,7 @@ class RequestStream:
             ClientGone: it was given up.
         """
         while events := await self._new_events():
-            if shown := await self.screen(events) if self.screen else events:
+            if shown := await self.hold(events) if self.hold else events:
                 return shown
         return []
 

@@ -13,8 +13,8 @@ from ridgeline.foresight.explain_report import as_dict, as_file, explain_svg, ma
 from ridgeline.foresight.suggestions import would_help
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.model_server import ModelServer
 from ridgeline.serve.observe.trace_buffer import Forgotten, TraceBuffer
-from ridgeline.serve.service import Service
 
 _ALSO: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/markdown": {}, "image/svg+xml": {}}}
@@ -22,7 +22,7 @@ _ALSO: dict[int | str, dict[str, Any]] = {
 _FORMATS = ("json", "markdown", "svg", "timeline")
 
 
-def add_explain(app: FastAPI, service: Service) -> None:
+def add_explain(app: FastAPI, server: ModelServer) -> None:
     """Add the route to an application."""
 
     @app.get("/v1/requests/{name}/explain", responses=ERRORS | _ALSO)
@@ -35,8 +35,8 @@ def add_explain(app: FastAPI, service: Service) -> None:
             message = f"format is {format[:80]!r}: one of {', '.join(_FORMATS)}"
             raise ApiError(400, message, param="format", code="invalid_value")
         try:
-            return await service.work.reports.run(
-                partial(_answer, service.history, name, request.state.tenant, format)
+            return await server.work.reports.run(
+                partial(_answer, server.history, name, request.state.tenant, format)
             )
         except Forgotten as error:
             raise ApiError(404, str(error), code="request_not_found") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -42,6 +43,24 @@ class _Collected:
         return self._metrics
 
 
+class CountSources(NamedTuple):
+    """What others count, asked for when metrics are read.
+
+    Attributes:
+        gauges: how things stand now.
+        num_lost: how many records the trace has lost.
+        adapters: how many requests have each adapter.
+        kept: what became of blocks that files keep.
+        num_unnoted: how many requests could not be noted; None where nothing notes them.
+    """
+
+    gauges: Callable[[], Mapping[str, float]]
+    num_lost: Callable[[], int]
+    adapters: Callable[[], Mapping[str, int]]
+    kept: Callable[[], Mapping[str, int]]
+    num_unnoted: Callable[[], int | None]
+
+
 class Metrics:
     """Counters, histograms and gauges; a collector for a Prometheus registry."""
 
@@ -50,26 +69,18 @@ class Metrics:
     def __init__(
         self,
         model_name: str,
-        gauges: Callable[[], Mapping[str, float]],
-        num_lost: Callable[[], int],
+        sources: CountSources,
         score: PredictionMonitor,
         margin: PromiseMargin,
         keys: Iterable[str],
-        adapters: Callable[[], Mapping[str, int]] = dict,
-        kept: Callable[[], Mapping[str, int]] = dict,
-        num_unaudited: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Label everything with ``model_name``; ``gauges`` says how things stand now.
+        """Label everything with ``model_name``; ``keys`` are labels known from the start.
 
-        ``num_lost`` says how many records the trace has lost, ``score`` what was predicted, and
-        ``margin`` by how much that must be sooner than a deadline;
-        ``keys`` are the labels of keys that are known from the start; ``adapters`` says how many
-        requests have each adapter, ``kept`` what became of blocks that files keep, and
-        ``num_unaudited`` how many lines an audit log could not take, if there is one.
+        ``score`` says what was predicted, and ``margin`` by how much that must be sooner than a
+        deadline.
         """
-        self._model = model_name
-        self._gauges, self._num_lost, self.score, self.margin = gauges, num_lost, score, margin
-        self._adapters, self._kept, self._num_unaudited = adapters, kept, num_unaudited
+        self._model, self.score, self.margin = model_name, score, margin
+        self._gauges, self._num_lost, self._adapters, self._kept, self._num_unnoted = sources
         self._lock = threading.Lock()
         self._counted, self._grammars = Counts(), Spread(STEP_S)
         self._promises: Counter[str] = Counter(kept=0, broken=0, in_time=0, late=0, refused=0)
@@ -171,7 +182,7 @@ class Metrics:
         for key, count in self._http.items():
             http.add_metric(list(key), count)
         yield http
-        if (num := self._num_unaudited()) is not None:
+        if (num := self._num_unnoted()) is not None:
             text = "Lines that the audit log could not take."
             yield self._one(counter, "audit_lines_lost", text, num)
         if self._hits is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 _OPEN, _CLOSE = "{[", "}]"
@@ -179,3 +179,18 @@ def num_held(text: str, marker: str) -> int:
     """Return how many of the last characters may be the beginning of ``marker``."""
     longest = min(len(text), len(marker) - 1)
     return next((n for n in range(longest, 0, -1) if marker.startswith(text[-n:])), 0)
+
+
+def texts_of(pieces: Iterable[MessageDelta]) -> dict[str, str]:
+    """Return the texts of a message, by their places in it."""
+    texts = {"content": ""}
+    calls, call = 0, ""
+    for kind, text in pieces:
+        if kind == "call":
+            call, calls = f"tool_calls[{calls}].function.", calls + 1
+            texts |= {f"{call}name": text, f"{call}arguments": ""}
+        else:
+            names = {"arguments": f"{call}arguments", "reasoning": "reasoning_content"}
+            name = names.get(kind, kind)
+            texts[name] = texts.get(name, "") + text
+    return texts

@@ -19,9 +19,15 @@ from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.serve.answer.response_builder import ResponseBuilder, message_of
+from ridgeline.serve.answer.response_builder import message_of
+from ridgeline.serve.answer.stages import Answers, PreparedRequest
 from ridgeline.serve.http.errors import ApiError, refuse
-from ridgeline.serve.http.request_state import OPEN_PATHS, check_operator, client_left
+from ridgeline.serve.http.request_state import (
+    OPEN_PATHS,
+    RequestState,
+    check_operator,
+    client_left,
+)
 from ridgeline.serve.http.web_server import FrontApp
 from ridgeline.trust.audit.log import AuditLog
 
@@ -52,7 +58,7 @@ class AuditEntry:
     told: dict[str, Any] | None = None
     params: SamplingParams | None = None
     body: BaseModel | None = None
-    answers: ResponseBuilder | None = None
+    answers: Answers | None = None
     rules: RequestPolicy | None = None
 
     @property
@@ -60,21 +66,14 @@ class AuditEntry:
         """What is kept of texts: none, hash or text."""
         return self.rules.key.audit if self.rules else "none"
 
-    def take(
-        self,
-        body: BaseModel,
-        model: str,
-        fingerprint: str | None = None,
-        params: SamplingParams | None = None,
-        answers: ResponseBuilder | None = None,
-    ) -> None:
-        """Take what a request that was prepared asks for, and its answers, which are to come."""
-        self.told, self.params = {"model": model}, params
-        self.told |= {"fingerprint": fingerprint} if fingerprint else {}
+    def take(self, rules: RequestPolicy | None, request: PreparedRequest) -> None:
+        """Take what a request asks for that was prepared, and the rules for it."""
+        self.rules, self.params, self.told = rules, request.params, {"model": request.model}
+        self.told |= {"fingerprint": request.fingerprint} if request.fingerprint else {}
         if self.keeps == "none":
             return
-        self.body, self.answers = body, answers
-        for one in answers.choices if answers else ():
+        self.body, self.answers = request.body, request.answers
+        for one in request.answers.choices if request.answers else ():
             one.kept = []
 
     def fields(self, line: Mapping[str, Any], code: str | None) -> dict[str, Any]:
@@ -122,12 +121,81 @@ def _are_ids(values: list[Any] | tuple[Any, ...]) -> bool:
     return bool(values) and all(isinstance(one, int) for one in values)
 
 
+class AuditObserver:
+    """Has a line of an audit log written about each request.
+
+    Attributes:
+        log: that has the lines.
+    """
+
+    def __init__(self, log: AuditLog) -> None:
+        """Write to ``log``."""
+        self.log = log
+
+    @property
+    def num_lost(self) -> int:
+        """Lines that could not be written."""
+        return self.log.num_lost
+
+    def loss(self) -> str | None:
+        """Return what is to be said of these lines, if there are any."""
+        return self.log.loss()
+
+    def watch(self, edge: FrontApp) -> Audited:
+        """Return the middleware that sees all requests that come over HTTP."""
+        return Audited(edge, self)
+
+    def begin(self, state: RequestState) -> None:
+        """Let a request have a line; ``state`` is its own until its end."""
+        state["audit"] = AuditEntry()
+
+    def take(self, state: RequestState, request: PreparedRequest) -> None:
+        """Take what a request asks for, before it is answered."""
+        entry: AuditEntry | None = state.get("audit")
+        if entry is not None:
+            entry.take(state.get("rules"), request)
+
+    async def finished(self, state: RequestState, line: Mapping[str, Any]) -> ApiError | None:
+        """Have a request's line written; a strict log is waited for. Return why it may not end.
+
+        ``state`` has its entry, and the code of its error; ``line`` is what the server's own log
+        says of it.
+        """
+        entry: AuditEntry = state["audit"]
+        fields, more = entry.fields(line, state.get("code")), partial(entry.more, line)
+        num_tokens = line.get("prompt_tokens", 0) + line.get("completion_tokens", 0)
+        held = fields, more, num_tokens if entry.body else 0
+        if not self.log.is_strict:
+            self.log.submit(*held)
+        elif not await self.log.is_kept(*held):
+            return self.unkept()
+        return None
+
+    def unkept(self) -> ApiError:
+        """Return the error of a request whose line cannot be written."""
+        trouble = self.log.trouble
+        message = f"the audit log cannot be written ({trouble}), and no request goes without it"
+        return ApiError(503, message, code="audit_failed", headers={"retry-after": "5"})
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the route that says where the log ends."""
+
+        @app.get("/v1/audit/head")
+        async def head(request: Request) -> dict[str, Any]:
+            """Return the number and the hash of the audit log's last line on the disk.
+
+            For operators.
+            """
+            check_operator(request.state)
+            return self.log.head()
+
+
 class Audited:
     """ASGI middleware around an edge."""
 
-    def __init__(self, edge: FrontApp, log: AuditLog) -> None:
-        """Write a line to ``log`` for each request that ``edge`` lets through or refuses."""
-        self._edge, self._log = edge, log
+    def __init__(self, edge: FrontApp, observer: AuditObserver) -> None:
+        """Have a line for each request that ``edge`` lets through or refuses."""
+        self._edge, self._observer, self._log = edge, observer, observer.log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request be answered, and have its line written."""
@@ -135,7 +203,8 @@ class Audited:
             await self._edge(scope, receive, send)
             return
         state = scope["state"]
-        state["audit"], state["closed"] = AuditEntry(), self._closed()
+        self._observer.begin(state)
+        state["closed"] = self._closed()
         held: list[Message] = []
 
         async def hold(message: Message) -> None:
@@ -149,28 +218,17 @@ class Audited:
         if line.get("passed_on") or (line["path"] in OPEN_PATHS and line["status"] < 400):
             await _send_all(held, send)  # it has a line elsewhere, or needs none
             return
-        if await is_kept(self._log, state, line) or line["status"] >= 400:
+        error = await self._observer.finished(state, line)
+        if error is None or line["status"] >= 400:
             await _send_all(held, send)
         else:
-            await self._refuse(held, scope, receive, send)
-
-    async def _refuse(
-        self, held: list[Message], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Refuse what has no line; an answer that has begun is cut."""
-        state = scope["state"]
-        if held and held[0]["type"] == "http.response.start":
-            error = unkept(self._log.trouble)
-            await refuse(send, error, state)
-        elif held:
-            state["cut"]()
-            await client_left(receive)  # uvicorn takes it for a bug otherwise
+            await _refuse(error, held, scope, receive, send)
 
     def _closed(self) -> ApiError | None:
         """Return why no request is taken now, if so."""
         if not self._log.is_strict or self._log.trouble is None:
             return None
-        return unkept(self._log.trouble)
+        return self._observer.unkept()
 
     def on_refused(self, status: int, reason: str, method: str, path: str) -> dict[str, Any]:
         """Have a line written about what the protocol has refused; return the log's."""
@@ -179,26 +237,16 @@ class Audited:
         return line
 
 
-async def is_kept(log: AuditLog, state: dict[str, Any], line: Mapping[str, Any]) -> bool:
-    """Have a request's line written; a strict log is waited for. Return whether it may end.
-
-    ``state`` has the request's entry, and the code of its error; ``line`` is what the server's own
-    log says of it.
-    """
-    entry: AuditEntry = state["audit"]
-    fields, more = entry.fields(line, state.get("code")), partial(entry.more, line)
-    num_tokens = line.get("prompt_tokens", 0) + line.get("completion_tokens", 0)
-    held = fields, more, num_tokens if entry.body else 0
-    if log.is_strict:
-        return await log.is_kept(*held)
-    log.submit(*held)
-    return True
-
-
-def unkept(trouble: str | None) -> ApiError:
-    """Return the error of a request whose line cannot be written."""
-    message = f"the audit log cannot be written ({trouble}), and no request goes without it"
-    return ApiError(503, message, code="audit_failed", headers={"retry-after": "5"})
+async def _refuse(
+    error: ApiError, held: list[Message], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Refuse what has no line; an answer that has begun is cut."""
+    state = scope["state"]
+    if held and held[0]["type"] == "http.response.start":
+        await refuse(send, error, state)
+    elif held:
+        state["cut"]()
+        await client_left(receive)  # uvicorn takes it for a bug otherwise
 
 
 async def _send_all(held: list[Message], send: Send) -> None:
@@ -206,16 +254,3 @@ async def _send_all(held: list[Message], send: Send) -> None:
     held.clear()
     for message in messages:
         await send(message)
-
-
-def add_audit(app: FastAPI, log: AuditLog) -> None:
-    """Add the route."""
-
-    @app.get("/v1/audit/head")
-    async def head(request: Request) -> dict[str, Any]:
-        """Return the number and the hash of the audit log's last line on the disk.
-
-        For operators.
-        """
-        check_operator(request.state)
-        return log.head()

@@ -13,12 +13,11 @@ from typing import Any
 
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event
-from ridgeline.serve.engine.request_stream import Refusal, StreamError, StreamEvent
+from ridgeline.serve.engine.request_stream import Refusal, StreamCaller, StreamError, StreamEvent
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.trust.guards.guard import GuardFailed, text_of
 from ridgeline.trust.guards.guard_models import Guards
-from ridgeline.trust.guards.verdict import JudgeClient
-from ridgeline.trust.rules.judges import JudgeRule
+from ridgeline.trust.rules.file import JudgeRule
 from ridgeline.trust.rules.policy_file import FAILED, RequestPolicy
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -47,17 +46,17 @@ class Checks:
         self,
         rules: RequestPolicy,
         guards: Guards,
-        judge_client: JudgeClient,
+        caller: StreamCaller,
         conversations: Sequence[Conversation],
         *,
         goes_on: bool = False,
     ) -> None:
-        """Judge by ``rules`` for the sake of ``judge_client``; each prompt is a conversation.
+        """Judge by ``rules`` for the sake of ``caller``; each prompt is a conversation.
 
         An answer that ``goes_on`` with the last message is judged together with it.
         """
         self._goes_on = goes_on
-        self.rules, self._guards, self._asker = rules, guards, judge_client
+        self.rules, self._guards, self._caller = rules, guards, caller
         self._conversations = conversations
         self._answers: dict[tuple[int, int], _Growing] = {}
         judges = rules.key.output_judges
@@ -129,7 +128,7 @@ class Checks:
         by_model = [[one for one in judges if one.model == model] for model in models]
         try:
             asked = (
-                self._guards.judge(some[0].model).scores(conversation, some, self._asker)
+                self._guards.judge(some[0].model).scores(conversation, some, self._caller)
                 for some in by_model
             )
             found = await asyncio.gather(*asked)

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.serve.engine.interface import EngineClient
-from ridgeline.serve.engine.request_stream import StreamError
+from ridgeline.serve.engine.request_stream import StreamCaller, StreamError
 from ridgeline.serve.http.turns import Turns
 from ridgeline.trust.guards.families import Category, GuardFamily
-from ridgeline.trust.guards.verdict import Ids, JudgeClient, log_sum, logprobs_of
-from ridgeline.trust.rules.judges import JudgeRule
+from ridgeline.trust.guards.verdict import Ids, log_sum, logprobs_of
+from ridgeline.trust.rules.file import JudgeRule
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -149,37 +149,37 @@ class Guard:
         self.chosen(rule.categories)
 
     async def scores(
-        self, messages: Messages, rules: Sequence[JudgeRule], judge_client: JudgeClient
+        self, messages: Messages, rules: Sequence[JudgeRule], caller: StreamCaller
     ) -> list[float]:
         """Return the score of a conversation's last message by each rule. Raises GuardFailed."""
-        verdict = await self.judge(messages, judge_client)
+        verdict = await self.judge(messages, caller)
         return [self.score(verdict, rule.categories) for rule in rules]
 
-    async def judge(self, messages: Messages, judge_client: JudgeClient) -> Verdict:
+    async def judge(self, messages: Messages, caller: StreamCaller) -> Verdict:
         """Return the verdict on the last message of a conversation. Raises GuardFailed."""
         try:
             read = _conversation(messages)
             if self._family.reads_last:
                 read = read[-2:] if read[-1]["role"] == "assistant" else read[-1:]
             if self._family.has_lines:
-                return await self._judge_lines(read, judge_client)
+                return await self._judge_lines(read, caller)
             if self._family.asks_each:
-                return await self._judge_each(read, judge_client)
-            return await self._judge_once(read, judge_client)
+                return await self._judge_each(read, caller)
+            return await self._judge_once(read, caller)
         except (ValueError, StreamError) as error:
             status = 400 if isinstance(error, ValueError) else error.status
             raise GuardFailed(f"the guard {self.name} failed: {error}", status) from error
 
-    async def _judge_each(self, messages: Messages, judge_client: JudgeClient) -> Verdict:
+    async def _judge_each(self, messages: Messages, caller: StreamCaller) -> Verdict:
         asked = self._family.categories
         found = await asyncio.gather(
-            *(self._unsafe(messages, one.variables, judge_client) for one in asked.values())
+            *(self._unsafe(messages, one.variables, caller) for one in asked.values())
         )
         scores = {name: score for name, (score, _, _) in zip(asked, found, strict=True)}
         mass, num_tokens = min(one[1] for one in found), sum(len(one[2]) for one in found)
         return Verdict(max(scores.values()), scores, mass, num_tokens)
 
-    async def _judge_lines(self, messages: Messages, judge_client: JudgeClient) -> Verdict:
+    async def _judge_lines(self, messages: Messages, caller: StreamCaller) -> Verdict:
         """Judge by a verdict of several lines: before each stands the likeliest of those above."""
         family, text, mass = self._family, "", 1.0
         prompt = await self._turns.run(partial(self._text.chat_template.render_ids, messages))
@@ -188,7 +188,7 @@ class Guard:
         for name, category in family.categories.items():
             text += category.written
             question = self._question(text, (*family.safe, *family.unsafe))
-            found = await self._asked(tuple(prompt), question, judge_client)
+            found = await self._asked(tuple(prompt), question, caller)
             total = log_sum(list(found.values()))
             unsafe = [found[one.token] for one in question.words if one.word in family.unsafe]
             scores[name], mass = math.exp(log_sum(unsafe) - total), min(mass, math.exp(total))
@@ -197,10 +197,10 @@ class Guard:
             text += max(question.words, key=lambda one: found[one.token]).word + "\n"
         return Verdict(scores[last], scores, mass, len(prompt))
 
-    async def _judge_once(self, messages: Messages, judge_client: JudgeClient) -> Verdict:
-        score, mass, prompt = await self._unsafe(messages, {}, judge_client)
+    async def _judge_once(self, messages: Messages, caller: StreamCaller) -> Verdict:
+        score, mass, prompt = await self._unsafe(messages, {}, caller)
         assert self._category is not None
-        found = await self._asked(prompt, self._category, judge_client)
+        found = await self._asked(prompt, self._category, caller)
         tokens = [one.token for one in self._category.words]
         total = log_sum(list(found.values()))
         shares = (math.exp(found[token] - total) for token in tokens)
@@ -210,12 +210,12 @@ class Guard:
         return Verdict(score, scores, mass, len(prompt))
 
     async def _unsafe(
-        self, messages: Messages, variables: Mapping[str, Any], judge_client: JudgeClient
+        self, messages: Messages, variables: Mapping[str, Any], caller: StreamCaller
     ) -> tuple[float, float, Ids]:
         """Return how likely a verdict is unsafe, and a verdict at all; and the rendered prompt."""
         render = partial(self._text.chat_template.render_ids, messages, **variables)
         prompt = self._opened(await self._turns.run(render))
-        found = await self._asked(prompt, self._verdict, judge_client)
+        found = await self._asked(prompt, self._verdict, caller)
         total = log_sum(list(found.values()))
         unsafe = log_sum([value for token, value in found.items() if self._is_unsafe[token]])
         return math.exp(unsafe - total), math.exp(total), prompt
@@ -228,12 +228,10 @@ class Guard:
         return tuple(prompt[:end])
 
     async def _asked(
-        self, prompt: Ids, question: _Question, judge_client: JudgeClient
+        self, prompt: Ids, question: _Question, caller: StreamCaller
     ) -> dict[int, float]:
         tokens = [one.token for one in question.words]
-        return await logprobs_of(
-            self._engine, self._text, prompt + question.lead, tokens, judge_client
-        )
+        return await logprobs_of(self._engine, self._text, prompt + question.lead, tokens, caller)
 
 
 def _conversation(messages: Messages) -> list[dict[str, str]]:

@@ -15,12 +15,18 @@ from ridgeline.core.step import Event
 from ridgeline.engine.outputs import cosine
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.serve.engine.interface import EngineClient
-from ridgeline.serve.engine.request_stream import ClientGone, RequestStream, StreamError
+from ridgeline.serve.engine.request_stream import (
+    ClientGone,
+    RequestStream,
+    StreamCaller,
+    StreamError,
+    StreamReader,
+)
 from ridgeline.serve.http.turns import Turns
 from ridgeline.trust.guards.families import FAMILIES, family_of
 from ridgeline.trust.guards.guard import Guard, GuardFailed, text_of
-from ridgeline.trust.guards.verdict import Ids, JudgeClient
-from ridgeline.trust.rules.judges import JudgeRule
+from ridgeline.trust.guards.verdict import Ids
+from ridgeline.trust.rules.file import JudgeRule
 
 Vector = tuple[float, ...]
 _WILDGUARD = Path(__file__).with_name("wildguard.jinja")
@@ -57,7 +63,7 @@ class TopicEncoder:
         self,
         messages: Sequence[Mapping[str, Any]],
         rules: Sequence[JudgeRule],
-        judge_client: JudgeClient,
+        caller: StreamCaller,
     ) -> list[float]:
         """Return for each rule the greatest cosine of the last message and one of its examples.
 
@@ -68,7 +74,7 @@ class TopicEncoder:
             missing = sorted(wanted - self._of_examples.keys())
             parts = await self._turns.run(partial(self._parts, text_of(messages[-1])))
             encoded = await self._turns.run(lambda: [self._parts(one)[0] for one in missing])
-            vectors = await self._vectors([*encoded, *parts], judge_client)
+            vectors = await self._vectors([*encoded, *parts], caller)
         except (ValueError, StreamError) as error:
             raise GuardFailed(f"the encoder {self.name} failed: {error}", 503) from error
         self._of_examples |= zip(missing, vectors, strict=False)
@@ -88,16 +94,13 @@ class TopicEncoder:
         middle = len(text) // 2
         return self._parts(text[:middle]) + self._parts(text[middle:])
 
-    async def _vectors(self, prompts: list[Ids], judge_client: JudgeClient) -> list[Vector]:
+    async def _vectors(self, prompts: list[Ids], caller: StreamCaller) -> list[Vector]:
         stream = RequestStream(
             prompts,
             SamplingParams(pool=self._text.pooling),
             self._text.new_text,
-            judge_client.tenant,
-            is_read=False,
-            is_background=judge_client.is_background,
-            name=judge_client.name,
-            cache_root=judge_client.cache_root,
+            caller,
+            StreamReader(is_growing=False),
         )
         found: dict[int, Vector] = {}
         self._engine.submit(stream)

@@ -14,7 +14,7 @@ from ridgeline.serve.http.errors import ApiError
 if TYPE_CHECKING:
     from ridgeline.trust.guards.guard import Guard
     from ridgeline.trust.guards.guard_loading import Judge
-    from ridgeline.trust.rules.judges import JudgeRule
+    from ridgeline.trust.rules.file import JudgeRule
 
 
 class Guards:

@@ -12,13 +12,16 @@ from pydantic import Discriminator, Tag
 
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.protocol import EACH
+from ridgeline.serve.answer.stages import PreparedRequest
 from ridgeline.serve.dialects.documented import Shaped
 from ridgeline.serve.dialects.openai.documented import ERRORS
+from ridgeline.serve.engine.request_stream import StreamCaller
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_body import Strict, typed
 from ridgeline.serve.http.request_state import client_left
+from ridgeline.serve.model_server import ModelServer
 from ridgeline.serve.observe.spans import parent_of
-from ridgeline.serve.service import Service
+from ridgeline.trust.guards.guard_models import Guards
 
 if TYPE_CHECKING:  # imported only where a guard judges
     from ridgeline.trust.guards.guard import Guard, Verdict
@@ -98,48 +101,47 @@ class Moderated(Shaped):
     results: list[Moderation]
 
 
-def add_moderations(app: FastAPI, service: Service) -> None:
-    """Add the route to an application."""
+def add_moderations(app: FastAPI, server: ModelServer, guards: Guards) -> None:
+    """Add the route to an application; ``guards`` are those of its server."""
 
     @app.post("/v1/moderations", responses=ERRORS | {200: {"model": Moderated}})
     async def moderations(body: ModerationsRequest, request: Request) -> dict[str, Any]:
         """Say of texts how likely they are unsafe, by a guard model's logits."""
-        service.check_running()
-        guard = service.guards.named(body.model)
+        server.check_running()
+        guard = guards.named(body.model)
         texts = body.texts
-        service.check_count(len(texts), "input")
-        if entry := service.entry(request):
-            entry.take(body, guard.name)
-        if rules := service.rules():
+        server.check_count(len(texts), "input")
+        rules = server.stages.screen()
+        server.note(request, PreparedRequest(body, guard.name))
+        if rules:
             rules.check_model(guard.name)
             rules.check_features(["moderations"])
             texts = rules.read(texts, "input")
-        verdicts = await _while_read(request, _judged(service, guard, request, texts))
+        verdicts = await _while_read(request, _judged(server, guard, request, texts))
         return _answer(guard, request, verdicts)
 
 
 async def _judged(
-    service: Service, guard: Guard, request: Request, texts: list[str]
+    server: ModelServer, guard: Guard, request: Request, texts: list[str]
 ) -> list[Verdict]:
     from ridgeline.trust.guards.guard import GuardFailed
-    from ridgeline.trust.guards.verdict import JudgeClient
 
     state = request.state
     parent = parent_of(request.headers)
-    judge_client = JudgeClient(
+    caller = StreamCaller(
         state.tenant,
         state.request_id,
-        service.cache_root(state.tenant),
+        server.cache_root(state.tenant),
         state.is_background,
-        partial(service.note_end, state.tenant, parent, "moderations", guard.name),
+        partial(server.note_end, state.tenant, parent, "moderations", guard.name),
     )
-    asked = (guard.judge([{"role": "user", "content": text}], judge_client) for text in texts)
+    asked = (guard.judge([{"role": "user", "content": text}], caller) for text in texts)
     try:
         verdicts = await asyncio.gather(*asked)
     except GuardFailed as error:
         raise ApiError(error.status, str(error), param="input", code=error.code) from None
     num_tokens = sum(verdict.num_tokens for verdict in verdicts)
-    service.limits.charge(state.tenant, num_tokens)
+    server.limits.charge(state.tenant, num_tokens)
     state.note["prompt_tokens"] = num_tokens
     return verdicts
 

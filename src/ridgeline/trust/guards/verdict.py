@@ -7,28 +7,23 @@ nothing is drawn and one pass over the prompt gives them all. It knows nothing o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event, FinishReason
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.serve.engine.interface import EngineClient
-from ridgeline.serve.engine.request_stream import ClientGone, RequestStream, StreamError
+from ridgeline.serve.engine.request_stream import (
+    AnswerBounds,
+    ClientGone,
+    RequestStream,
+    StreamCaller,
+    StreamError,
+    StreamReader,
+)
 
 Ids = tuple[int, ...]
-
-
-class JudgeClient(NamedTuple):
-    """For whom tokens are ranked: whose turn it is, and whose cache may be shared."""
-
-    tenant: str
-    name: str = ""
-    cache_root: bytes = b""
-    is_background: bool = False
-    on_record: Callable[[RequestRecord], None] = lambda record: None
 
 
 class _OneOf:
@@ -61,7 +56,7 @@ async def logprobs_of(
     text: TextProcessor,
     prompt: Ids,
     tokens: Sequence[int],
-    judge_client: JudgeClient,
+    caller: StreamCaller,
 ) -> dict[int, float]:
     """Return the log-probability (natural) of each token after a prompt.
 
@@ -70,25 +65,21 @@ async def logprobs_of(
     found: dict[int, float] = {}
     most, distinct = engine.settings.max_num_seqs, tuple(dict.fromkeys(tokens))
     for first in range(0, len(distinct), most):
-        found |= await _ranked(engine, text, prompt, distinct[first : first + most], judge_client)
+        found |= await _ranked(engine, text, prompt, distinct[first : first + most], caller)
     return found
 
 
 async def _ranked(
-    engine: EngineClient, text: TextProcessor, prompt: Ids, tokens: Ids, judge_client: JudgeClient
+    engine: EngineClient, text: TextProcessor, prompt: Ids, tokens: Ids, caller: StreamCaller
 ) -> dict[int, float]:
     params = SamplingParams(n=len(tokens), use_beam_search=True, max_tokens=1, temperature=0)
     stream = RequestStream(
         [prompt],
         params,
         text.new_text,
-        judge_client.tenant,
-        is_read=False,
-        is_background=judge_client.is_background,
-        name=judge_client.name,
-        cache_root=judge_client.cache_root,
-        new_constraint=partial(_OneOf, tokens, text.vocab_size),
-        on_record=judge_client.on_record,
+        caller,
+        StreamReader(is_growing=False),
+        AnswerBounds(partial(_OneOf, tokens, text.vocab_size)),
     )
     found: dict[int, float] = {}
     engine.submit(stream)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event
 from ridgeline.engine.setup.identity import fingerprint, with_adapter
-from ridgeline.serve.answer.choice_state import ChoiceState
-from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.engine.request_stream import RequestStream, StreamEvent
+from ridgeline.serve.answer.response_builder import ResponseBuilder
+from ridgeline.serve.engine.request_stream import StreamEvent
 from ridgeline.text.messages.message import AnswerReader, MessageForm
 from ridgeline.text.messages.tool_calls import MessageDelta
 from ridgeline.trust.receipts.signing import Signer
@@ -29,7 +28,6 @@ from ridgeline.trust.receipts.statement import (
     name_of_reasoning,
     parts_of,
     statement_of,
-    texts_of,
     tokens_of,
 )
 
@@ -84,25 +82,14 @@ class ReceiptRecorder:
     def __init__(
         self,
         receipt_signer: ReceiptSigner,
-        body: ChatRequest | CompletionRequest,
-        stream: RequestStream,
-        choices: Sequence[ChoiceState],
+        answers: ResponseBuilder,
         form: MessageForm | None,
-        *,
-        may_show: Callable[[int], bool],
         rules: str | None,
     ) -> None:
-        """Watch the answers to ``body``, which ``rules`` of this version may change.
-
-        ``may_show`` says of a prompt, by its number, whether it may be shown.
-        """
-        self._notary, self._body, self._stream, self._choices = (
-            receipt_signer,
-            body,
-            stream,
-            choices,
-        )
-        self._may_show = may_show
+        """Watch ``answers``, which ``rules`` of this version may change."""
+        stream, choices = answers.stream, answers.choices
+        self._notary, self._body, self._stream = receipt_signer, answers.body, stream
+        self._choices, self._may_show = choices, answers.may_show
         self._form, self._rules = form, rules
         self._adapter = stream.adapter.digest  # the stream gives it back at its end
         self._requests: dict[int, Request] = {}  # by prompt
@@ -111,8 +98,8 @@ class ReceiptRecorder:
             if choice.kept is None:
                 choice.kept = []
 
-    def take(self, event: StreamEvent) -> None:
-        """Take an event that the answers have not taken yet."""
+    def take(self, event: StreamEvent) -> tuple[StreamEvent]:
+        """Take an event that the answers have not taken yet, and return it."""
         prompt, payload = event
         if isinstance(payload, Request):
             self._requests[prompt] = payload
@@ -120,21 +107,11 @@ class ReceiptRecorder:
             index = prompt * self._stream.params.num_answers + payload.seq_id[1]
             if self._choices[index].finish_reason != FILTERED:
                 self._seen[index].take(payload)
+        return (event,)
 
-    def messages(self, place: str, choices: Sequence[ChoiceState]) -> dict[str, str]:
-        """Return the texts of choices that are messages, by their places in the answer.
-
-        ``place`` is that of a message, with ``{}`` for the choice's index.
-        """
-        return {
-            place.format(one.index) + name: text
-            for one in choices
-            for name, text in texts_of(one.kept or ()).items()
-        }
-
-    def receipt(self, texts: Mapping[str, str]) -> dict[str, Any]:
+    def end(self, texts: Mapping[str, str]) -> dict[str, Any]:
         """Return the receipt of a complete answer, about its texts by their places in it."""
-        return self._notary.receipt(
+        receipt = self._notary.receipt(
             {place: digest_of(text) for place, text in texts.items()},
             self._adapter,
             params=self._stream.params,
@@ -144,6 +121,7 @@ class ReceiptRecorder:
             prompts=tuple(map(self._prompt, range(len(self._stream.prompts)))),
             request=self._stream.name,
         )
+        return {"receipt": receipt}
 
     def _prompt(self, index: int) -> StatedPrompt:
         params, request = self._stream.params_of(index), self._requests.get(index)

@@ -34,7 +34,7 @@ from ridgeline.core.engine import changed
 from ridgeline.core.params import SamplingParams
 from ridgeline.foresight.structure import params_from
 from ridgeline.text.messages.message import REASONINGS, MessageForm
-from ridgeline.text.messages.tool_calls import MessageDelta
+from ridgeline.text.messages.tool_calls import MessageDelta, texts_of
 from ridgeline.text.messages.tools import Tool, ToolFormat, ToolUse
 from ridgeline.trust.receipts.signing import PAYLOAD_TYPE
 from ridgeline.version import __version__
@@ -355,21 +355,6 @@ def enveloped(payload: bytes, signatures: Sequence[dict[str, str]]) -> dict[str,
     text = base64.b64encode(payload).decode()
     envelope = Envelope(payloadType=PAYLOAD_TYPE, payload=text, signatures=tuple(signatures))
     return envelope.model_dump(mode="json", by_alias=True)
-
-
-def texts_of(pieces: Iterable[MessageDelta]) -> dict[str, str]:
-    """Return the texts of a message, by their places in it."""
-    texts = {"content": ""}
-    calls, call = 0, ""
-    for kind, text in pieces:
-        if kind == "call":
-            call, calls = f"tool_calls[{calls}].function.", calls + 1
-            texts |= {f"{call}name": text, f"{call}arguments": ""}
-        else:
-            names = {"arguments": f"{call}arguments", "reasoning": "reasoning_content"}
-            name = names.get(kind, kind)
-            texts[name] = texts.get(name, "") + text
-    return texts
 
 
 def parts_of(pieces: Iterable[MessageDelta]) -> dict[str, str]:

@@ -1,15 +1,96 @@
-"""One choice of an answer under rules: its pieces, and the tokens that may be told of."""
+"""Answers under rules: the pieces of each choice, and the tokens that may be told of."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from ridgeline.core.decoding.text import HeldEntries
 from ridgeline.core.step import Event, TokenLogprobs
+from ridgeline.engine.text_processor import TextProcessor
+from ridgeline.serve.answer.choice_state import FILTERED, ChoiceState
+from ridgeline.serve.answer.protocol import ChatRequest
+from ridgeline.serve.answer.response_builder import ResponseBuilder
 from ridgeline.text.messages.tool_calls import MessageDelta
+from ridgeline.trust.rules.policy_file import RequestPolicy
 from ridgeline.trust.rules.tokens import Entry, SearchedToken, SearchedTokens
-from ridgeline.trust.text_rules.answer import AnswerGuard
+from ridgeline.trust.text_rules.answer import AnswerGuard, BegunText
+
+
+class FilteredAnswers:
+    """What the rules let out of the answers to one request.
+
+    Attributes:
+        with_logprobs: whether they tell of tokens.
+    """
+
+    def __init__(
+        self,
+        rules: RequestPolicy,
+        text: TextProcessor,
+        answers: ResponseBuilder,
+        *,
+        is_constrained: bool,
+    ) -> None:
+        """Show nothing that ``rules`` forbid.
+
+        They cannot change text that ``is_constrained``: it has a form to keep.
+        """
+        self._rules, self._text, self._answers = rules, text, answers
+        self._body, self._stream = answers.body, answers.stream
+        self._is_constrained, self.with_logprobs = is_constrained, answers.with_logprobs
+        self._begun_by: dict[int, BegunText] = {}  # by prompt
+
+    def choice(self, prompt: int) -> FilteredChoice | None:
+        """Return what lets out one more answer to a prompt, None where no rule is for it."""
+        begun, body = self._begun(prompt), self._body
+        # What echoes its beginning begins before it.
+        guard_begun = self._rules.begun("") if body.echo else begun
+        guard = self._rules.new_guard(is_constrained=self._is_constrained, begun=guard_begun)
+        if guard is None:
+            return None
+        if not (self.with_logprobs or body.return_token_ids):
+            return FilteredChoice(self, guard, None, None)
+        echoes = body.echo and not isinstance(body, ChatRequest)
+        before = () if echoes else self._stream.prompts[prompt]
+        decode = self._text.tokenizer.new_decoder(before, self._stream.params.skip_special_tokens)
+        token_bytes, begun = self._text.tokenizer.token_bytes, guard_begun if echoes else begun
+        tokens = self._rules.new_tokens(token_bytes, decode, begun)
+        return FilteredChoice(self, guard, tokens, self._answers.new_held(prompt))
+
+    def _begun(self, prompt: int) -> BegunText:
+        """Return what the answers to a prompt begin with that go on with a text of its own."""
+        if prompt not in self._begun_by:
+            body = self._body
+            is_new = isinstance(body, ChatRequest) and not body.continue_final_message
+            text = "" if is_new else self._text.begun_text(self._stream.prompts[prompt])
+            self._begun_by[prompt] = self._rules.begun(text)
+        return self._begun_by[prompt]
+
+    def shown(self, value: Any) -> Any:
+        """Return what an answer repeats of its request, as the rules let it out."""
+        return self._rules.shown(value)
+
+    def may_show(self, prompt: int) -> bool:
+        """Whether rules let an answer tell of all tokens of a prompt."""
+        return self._rules.is_shown(self._text.tokenizer.decode(self._stream.prompts[prompt]))
+
+    def told_of_prompt(self, entries: list[Entry]) -> list[Entry]:
+        """Return what may be told of a prompt's tokens; a bare token stands for nothing."""
+        tokenizer = self._text.tokenizer
+        tokens = self._rules.new_tokens(tokenizer.token_bytes, tokenizer.new_decoder())
+        searched = list(map(tokens.feed, entries))
+        tokens.finish()
+        return [one.entry if one.is_told else 0 for one in searched]
+
+    def stopped_by(self, reason: str | int | None) -> str:
+        """Return the text that has ended an answer and is not in it, if any has."""
+        if reason is None or self._stream.params.include_stop_str_in_output:
+            return ""
+        if isinstance(reason, str):
+            return reason
+        return "" if self._text.tokenizer.is_special(reason) else self._text.spell(reason)
 
 
 class FilteredChoice:
@@ -23,12 +104,13 @@ class FilteredChoice:
 
     def __init__(
         self,
+        answers: FilteredAnswers,
         guard: AnswerGuard,
         tokens: SearchedTokens | None,
         held: HeldEntries[SearchedToken] | None,
     ) -> None:
         """Let pieces out through ``guard``; ``tokens`` and ``held`` are there if any are told."""
-        self._guard, self._tokens, self._held = guard, tokens, held
+        self._answers, self._guard, self._tokens, self._held = answers, guard, tokens, held
         self._ready = deque[SearchedToken]()  # whose text is shown
         self._num_echoed = 0  # the first of these
         self.echoed: list[Entry] = []
@@ -47,6 +129,21 @@ class FilteredChoice:
             self._ready += map(self._tokens.feed, entries)
             self._num_echoed = len(self._ready)
         return shown
+
+    def let_out(
+        self, answer: ChoiceState, pieces: Sequence[MessageDelta], event: Event
+    ) -> list[TokenLogprobs]:
+        """Add to an answer what the rules let out, and return the tokens whose text that is."""
+        answers, stopped_by = self._answers, self._answers.stopped_by(event.stop_reason)
+        answer.pieces += self.take(pieces, event, answer.reader.num_held, stopped_by)
+        answer.stop_reason = self.stop_reason
+        if stopped_by and answers.shown(stopped_by) != stopped_by:
+            answer.stop_reason = None
+        if self.is_blocked:
+            answer.finish_reason, answer.stop_reason = FILTERED, None
+        if answers.with_logprobs:
+            answer.logprobs += self.echoed
+        return self.entries
 
     def take(
         self, pieces: Sequence[MessageDelta], event: Event, num_unread: int, stopped_by: str

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from ridgeline.trust.rules.judges import JudgeAction, JudgeRule
 from ridgeline.trust.rules.kinds import KINDS
 from ridgeline.trust.text_rules.answer import Action, TextRule, TextRules
 from ridgeline.trust.text_rules.patterns import WORD, TextPattern
@@ -27,6 +26,31 @@ _OF_RULE = ("kinds", "patterns", "action", "says", "word", "most")
 _OF_JUDGE = ("model", "action", "at", "categories", "every", "says", "examples")
 _MOST_RULES = 10_000
 _MOST_BYTES = 8 << 20
+JudgeAction = Literal["block", "note"]  # a verdict is on a whole text, so nothing can be replaced
+
+
+class JudgeRule(NamedTuple):
+    """What is done with texts that a model judges.
+
+    Attributes:
+        name: of the rule, for who counts.
+        model: that judges.
+        action: end the answer, or refuse the request; or only count it.
+        at: from which score on, from 0 to 1.
+        categories: of the model that count; none means all.
+        every: after how many tokens of an answer it judges again.
+        says: what an answer says that it ends.
+        examples: of topics, for an encoder: the name of each, and its texts.
+    """
+
+    name: str
+    model: str
+    action: JudgeAction
+    at: float
+    categories: tuple[str, ...]
+    every: int
+    says: str
+    examples: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)

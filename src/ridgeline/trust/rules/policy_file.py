@@ -11,8 +11,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.keys import ANYONE
 from ridgeline.serve.http.request_state import STATE, RequestState
-from ridgeline.trust.rules.file import KeyRules, RulesFile, read_rules
-from ridgeline.trust.rules.judges import JudgeRule
+from ridgeline.trust.rules.file import JudgeRule, KeyRules, RulesFile, read_rules
 from ridgeline.trust.rules.tokens import SearchedTokens, TokenText
 from ridgeline.trust.text_rules.answer import (
     NEW,
@@ -45,22 +44,16 @@ class PolicyFile:
         labels: Callable[[], Collection[str]],
         count: Count,
         check: Callable[[RulesFile], None],
+        check_judge: Callable[[JudgeRule], None],
     ) -> None:
         """Read a file for the keys of ``labels``. Raises OSError or ValueError.
 
-        ``count`` is told of each match; ``check`` raises ValueError for what this server cannot do.
+        ``count`` is told of each match; ``check`` raises ValueError for what this server cannot do,
+        and ``check_judge`` for a rule whose model cannot judge.
         """
-        self._file, self._labels, self._count, self._check = file, labels, count, check
-        self._check_judge: Callable[[JudgeRule], None] = lambda rule: None
+        self._file, self._labels, self._count = file, labels, count
+        self._check, self._check_judge = check, check_judge
         self.reload()
-
-    def check_judges(self, check: Callable[[JudgeRule], None]) -> None:
-        """Have rules by models checked, now and when the file is read again.
-
-        ``check`` raises ValueError for a rule whose model cannot judge.
-        """
-        self._check_judge = check
-        self._checked(self.now)
 
     def reload(self) -> None:
         """Read the file again; what holds stays if that fails, with OSError or ValueError."""
@@ -167,6 +160,11 @@ class RequestPolicy:
         """
         rules = self.key.input
         return self._each(value, rules, param) if rules else value
+
+    @property
+    def checks_ids(self) -> bool:
+        """Whether prompts are also read as the text of their token ids."""
+        return bool(self.key.input)
 
     def check_read(self, text: str, param: str) -> None:
         """Raise ApiError if a text that cannot be changed any more has what no model may read."""

@@ -60,7 +60,7 @@ class AnthropicWriter:
 
     def whole(self) -> dict[str, Any]:
         """Return the whole message."""
-        return self._message() | self._receipt()
+        return self._message() | self._answers.ends(self._texts)
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of the answer as server-sent events."""
@@ -70,15 +70,12 @@ class AnthropicWriter:
     def ending(self) -> bytes:
         """Return the server-sent events that end a stream."""
         last = self._event("message_delta", delta=self._why(), usage=self._usage())
-        return b"".join([*self._begin(), last, self._event("message_stop", **self._receipt())])
-
-    def _receipt(self) -> dict[str, Any]:
-        receipt_recorder = self._answers.receipt_recorder
-        return (
-            {"receipt": receipt_recorder.receipt(self._items.texts(_PLACES))}
-            if receipt_recorder
-            else {}
+        return b"".join(
+            [*self._begin(), last, self._event("message_stop", **self._answers.ends(self._texts))]
         )
+
+    def _texts(self) -> dict[str, str]:
+        return self._items.texts(_PLACES)
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""

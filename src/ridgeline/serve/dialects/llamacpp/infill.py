@@ -17,7 +17,6 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from ridgeline.core.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
-from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.conversation import Rendering
 from ridgeline.serve.answer.protocol import (
@@ -211,7 +210,6 @@ class LlamaCppWriter:
         fingerprint: str,
         *,
         prompts: Sequence[Sequence[int]],
-        text: TextProcessor,
         is_truncated: bool = False,
         remember: Callable[[Request], None] = lambda request: None,
     ) -> None:
@@ -220,7 +218,7 @@ class LlamaCppWriter:
         The last prompt that was answered is told to ``remember`` when the answer is over.
         """
         self._answers, self._model, self._is_truncated = answers, model, is_truncated
-        self._prompts, self._text, self._body = prompts, text, body
+        self._prompts, self._text, self._body = prompts, answers.text, body
         self._fields, self._is_streamed = body.response_fields or [], bool(body.stream)
         self._shows_tokens = body.return_tokens or self._is_streamed
         self._remember, self._requests = remember, dict[int, Request]()  # by prompt
@@ -304,20 +302,16 @@ class LlamaCppWriter:
             "truncated": self._is_truncated,
             "timings": self._answers.pace(index),
         }
-        receipt = self._receipt() if index == max(self._ends) else {}
+        more = self._answers.ends(self._texts) if index == max(self._ends) else {}
         if not self._fields:
-            return last | receipt
+            return last | more
         values = {path: _at(path, last) for path in self._fields}
-        return {path: value for path, value in values.items() if value is not None} | receipt
+        return {path: value for path, value in values.items() if value is not None} | more
 
-    def _receipt(self) -> dict[str, Any]:
-        """Return what the last of the answers has, a receipt of all, if it was asked for."""
-        receipt_recorder, place = (
-            self._answers.receipt_recorder,
-            "[{}].content" if self._body.is_batch else "content",
-        )
-        texts = {place.format(one.index): one.kept_text for one in self._answers.chosen}
-        return {"receipt": receipt_recorder.receipt(texts)} if receipt_recorder else {}
+    def _texts(self) -> dict[str, str]:
+        """Return the texts of all answers, by their places."""
+        place = "[{}].content" if self._body.is_batch else "content"
+        return {place.format(one.index): one.kept_text for one in self._answers.chosen}
 
     def _settings(self) -> dict[str, Any]:
         """Return the sampling that was asked for, and the model's own recommendations with it."""

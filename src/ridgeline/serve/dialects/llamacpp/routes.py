@@ -40,8 +40,8 @@ from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_body import Strict, bad_value, in_turn
 from ridgeline.serve.http.request_state import own_view
 from ridgeline.serve.http.turns import in_thread
-from ridgeline.serve.prompts import Ids
-from ridgeline.serve.service import Service
+from ridgeline.serve.model_server import ModelServer
+from ridgeline.serve.prepare import Ids
 from ridgeline.version import __version__
 
 if TYPE_CHECKING:  # imported only where a server has such files
@@ -226,26 +226,26 @@ class LlamaCppSlots:
         return {"n_restored": num_restored, "n_read": num_bytes + kept.bytes_of(num_restored)}
 
 
-def add_llamacpp(app: FastAPI, service: Service) -> None:
+def add_llamacpp(app: FastAPI, server: ModelServer) -> None:
     """Add the routes to an application."""
     answered = ERRORS | documented(Infilled, INFILL_CHUNKS)
-    slots = LlamaCppSlots(service.engine, service.kept, service.name)
+    slots = LlamaCppSlots(server.engine, server.kept, server.name)
 
     def new_writer_of(
         body: LlamaCppRequest, request: Request, prompts: Sequence[Ids]
     ) -> partial[LlamaCppWriter]:
         remember = slots.remembering(request.state.tenant, body.id_slot)
-        return partial(LlamaCppWriter, prompts=prompts, text=service.text, remember=remember)
+        return partial(LlamaCppWriter, prompts=prompts, remember=remember)
 
     @app.post("/infill", responses=answered)
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Fill in what stands at the cursor of a text, as llama.cpp does."""
-        service.check_open(body.model)
+        server.check_open(body.model)
         slots.check(body.id_slot)
-        prompt, is_truncated = await service.prompts.of_cursor(body)
+        prompt, is_truncated = await server.preparer.from_cursor(body)
         new_writer = partial(new_writer_of(body, request, [prompt]), is_truncated=is_truncated)
         param = "input_prefix"
-        return await service.reply(
+        return await server.reply(
             request, body, [prompt], param, is_middle=True, new_writer=new_writer
         )
 
@@ -254,31 +254,31 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
     @app.post("/completion", responses=listed)
     async def completion(body: LlamaCppRequest, request: Request) -> Response:
         """Continue one prompt or many, as llama.cpp does."""
-        service.check_open(body.model)
+        server.check_open(body.model)
         slots.check(body.id_slot)
-        service.check_count(len(body.prompts))
-        prompts = await service.prompts.of_pieces(body)
+        server.check_count(len(body.prompts))
+        prompts = await server.preparer.from_pieces(body)
         new_writer = new_writer_of(body, request, prompts)
-        return await service.reply(request, body, prompts, "prompt", new_writer=new_writer)
+        return await server.reply(request, body, prompts, "prompt", new_writer=new_writer)
 
     @app.post("/completions", responses=ERRORS | documented(Completion | Infilled | list[Infilled]))
     async def either(body: EitherCompletion, request: Request) -> Response:
         """Continue a prompt: as OpenAI does if a model is named, and else as llama.cpp does."""
         if isinstance(body, LlamaCppRequest):
             return await completion(body, request)
-        return await service.complete(body, request)
+        return await server.complete(body, request)
 
     @app.post("/apply-template", responses=ERRORS)
     async def apply_template(body: TemplateRequest) -> dict[str, str]:
         """Return the prompt that the model's template makes of a conversation, as text."""
-        service.check_open(body.model)
-        return {"prompt": await service.prompts.text_of_chat(body)}
+        server.check_open(body.model)
+        return {"prompt": await server.preparer.text_from_chat(body)}
 
     @app.post("/v1/chat/completions/input_tokens", responses=ERRORS)
     async def input_tokens(body: ChatRequest) -> dict[str, Any]:
         """Count the tokens of a conversation's prompt."""
-        service.check_open(body.model)
-        prompt = await service.prompts.of_chat(body)
+        server.check_open(body.model)
+        prompt = await server.preparer.from_chat(body)
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
     @app.post("/slots/{id_slot}", include_in_schema=False)
@@ -286,65 +286,65 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         """Save a slot's prompt and answer in files, have them cached again, or forget them."""
         data = await request.body() or b"{}"
         file: SlotFile = await in_turn(request.app.state.work, _SLOT_FILE, data)
-        service.check_open(file.model)
+        server.check_open(file.model)
         if not re.fullmatch("-?[0-9]{1,9}", id_slot):
             raise bad_value("id_slot", "it must be a number")
         return await slots.act(request.state.tenant, int(id_slot), action, file)
 
-    _add_state(app, service)
-    _add_lm_studio(app, service)
+    _add_state(app, server)
+    _add_lm_studio(app, server)
 
 
-def _add_state(app: FastAPI, service: Service) -> None:
+def _add_state(app: FastAPI, server: ModelServer) -> None:
     @cache
     def fields() -> list[dict[str, Any]]:
         """Return the samplers' fields, which are read from a schema: that takes a while."""
-        return sampler_list(service.text.generation_defaults)
+        return sampler_list(server.text.generation_defaults)
 
     @app.get("/slots", responses=ERRORS)
     async def slots(request: Request) -> list[dict[str, Any]]:
         """Say what runs in each slot: to a key what is its own, to operators all."""
         seen = await between_steps(
-            service.engine, partial(service.engine.view, own_view(request.state))
+            server.engine, partial(server.engine.view, own_view(request.state))
         )
         running = [one for one in seen["sequences"] if one["status"] == "running"]
-        num_slots = service.engine.settings.max_num_seqs
+        num_slots = server.engine.settings.max_num_seqs
         return [
-            slot(index, service.max_model_len, running[index] if index < len(running) else None)
+            slot(index, server.max_model_len, running[index] if index < len(running) else None)
             for index in range(num_slots)
         ]
 
     @app.get("/props", responses=ERRORS)
     async def props() -> dict[str, Any]:
         """Say what llama.cpp's clients, and the page, ask before their first request."""
-        text = service.text
-        samplers = await service.work.reports.run(fields)
+        text = server.text
+        samplers = await server.work.reports.run(fields)
         given = {one["name"]: one["default"] for one in samplers if one["default"] is not None}
-        seed = service.engine.settings.seed
+        seed = server.engine.settings.seed
         sampling = {**text.generation_defaults, **given, "n_predict": -1, "seed": seed}
-        slots = service.engine.settings.max_num_seqs
+        slots = server.engine.settings.max_num_seqs
         return {
-            "default_generation_settings": {"n_ctx": service.max_model_len, "params": sampling},
+            "default_generation_settings": {"n_ctx": server.max_model_len, "params": sampling},
             "total_slots": slots,
-            "model_alias": service.name,
-            "model_path": service.file_name,
+            "model_alias": server.name,
+            "model_path": server.file_name,
             "chat_template": text.chat_template.source,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"ridgeline {__version__}",
-            "is_sleeping": service.sleep_state.level > 0,
+            "is_sleeping": server.sleep_state.level > 0,
             "reasoning": text.reasoning is not None,
             "sampling_fields": samplers,
         }
 
 
-def _add_lm_studio(app: FastAPI, service: Service) -> None:
+def _add_lm_studio(app: FastAPI, server: ModelServer) -> None:
     @app.get("/api/v0/models", responses=ERRORS)
     async def models() -> dict[str, Any]:
         """List the model as LM Studio does."""
-        summary, max_len = service.summary, service.max_model_len
+        summary, max_len = server.summary, server.max_model_len
         return {
             "object": "list",
-            "data": [listed(name, summary, max_len) for name in service.names],
+            "data": [listed(name, summary, max_len) for name in server.names],
         }
 
 

@@ -101,7 +101,6 @@ class OllamaWriter:
         prompt_ms = times["time_to_first_token_ms"] - times["queue_time_ms"] if times else 0.0
         answer_ms = times["generation_time_ms"] if times else 0.0
         total_ms = times["time_to_first_token_ms"] + answer_ms if times else 0.0
-        receipt_recorder = self._answers.receipt_recorder
         return {
             "done": True,
             "done_reason": self._reason,
@@ -112,7 +111,7 @@ class OllamaWriter:
             "prompt_eval_duration": int(prompt_ms * NS_PER_MS),
             "eval_count": usage["completion_tokens"],
             "eval_duration": int(answer_ms * NS_PER_MS),
-            **({"receipt": receipt_recorder.receipt(self._texts())} if receipt_recorder else {}),
+            **self._answers.ends(self._texts),
         }
 
     def _texts(self) -> dict[str, str]:

@@ -34,34 +34,34 @@ from ridgeline.serve.dialects.ollama.request import (
 )
 from ridgeline.serve.dialects.ollama.response import NS_PER_MS, OllamaWriter, time_of
 from ridgeline.serve.dialects.openai.embeddings import Vectors, check_dimensions, vectors_of
-from ridgeline.serve.service import Service
+from ridgeline.serve.model_server import ModelServer
 from ridgeline.system.machine import memory_of
 
 _LINES = partial(documented, stream=answers.LINES, media=OllamaWriter.stream_type)
 
 
-def add_ollama(app: FastAPI, service: Service) -> None:
+def add_ollama(app: FastAPI, server: ModelServer) -> None:
     """Add the routes to an application."""
-    _add_answers(app, service)
-    _add_vectors(app, service)
-    _add_models(app, service)
-    add_management(app, service)
+    _add_answers(app, server)
+    _add_vectors(app, server)
+    _add_models(app, server)
+    add_management(app, server)
 
 
-def _add_answers(app: FastAPI, service: Service) -> None:
+def _add_answers(app: FastAPI, server: ModelServer) -> None:
     @app.post("/api/chat", responses=TEXT_ERRORS | _LINES(answers.ChatAnswered))
     async def chat(body: ChatAsked, request: Request) -> Response:
         """Answer a conversation, as Ollama does."""
-        service.check_open(body.model)
+        server.check_open(body.model)
         if not body.messages:
             return _loaded(body, {"message": {"role": "assistant", "content": ""}})
         convert, writer = partial(chat_request, body), partial(OllamaWriter, is_chat=True)
-        return await service.reply_in(OLLAMA, request, convert, writer)
+        return await server.reply_in(OLLAMA, request, convert, writer)
 
     @app.post("/api/generate", responses=TEXT_ERRORS | _LINES(answers.GenerateAnswered))
     async def generate(body: GenerateAsked, request: Request) -> Response:
         """Answer a prompt, as Ollama does; with raw or a suffix, continue it or fill in."""
-        service.check_open(body.model)
+        server.check_open(body.model)
         if not body.prompt and not body.suffix:
             return _loaded(body, {"response": ""})
         writer = partial(OllamaWriter, is_chat=False)
@@ -69,13 +69,13 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             asked: CompletionRequest | ChatRequest
             if body.suffix:
                 asked = raw_request(body)
-                prompt = await service.prompts.of_middle(body.prompt, body.suffix)
-            elif body.raw or not service.text.can_chat:
-                asked, prompt = raw_request(body), await service.prompts.of_text(body.prompt)
+                prompt = await server.preparer.from_middle(body.prompt, body.suffix)
+            elif body.raw or not server.text.can_chat:
+                asked, prompt = raw_request(body), await server.preparer.from_text(body.prompt)
             else:
                 asked = prompt_request(body)
-                prompt = await service.prompts.of_chat(asked, request.state.created)
-            return await service.reply(
+                prompt = await server.preparer.from_chat(asked, request.state.created)
+            return await server.reply(
                 request,
                 asked,
                 [prompt],
@@ -86,11 +86,11 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             )
 
 
-def _add_vectors(app: FastAPI, service: Service) -> None:
+def _add_vectors(app: FastAPI, server: ModelServer) -> None:
     @app.post("/api/embed", responses=TEXT_ERRORS | {200: {"model": answers.Embedded}})
     async def embed(body: EmbedAsked, request: Request) -> Response:
         """Return the vectors of texts, as Ollama does."""
-        service.check_open(body.model)
+        server.check_open(body.model)
 
         def answer(vectors: Vectors | None) -> dict[str, Any]:
             values = vectors.values if vectors else []
@@ -103,23 +103,23 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
                 "prompt_eval_count": vectors.usage()["prompt_tokens"] if vectors else 0,
             }
 
-        check_dimensions(service, body.dimensions)
+        check_dimensions(server, body.dimensions)
         if not body.texts:
             return JSONResponse(answer(None))
         with OLLAMA.errors():
-            return await vectors_of(service, request, body, body.texts, "input", answer)
+            return await vectors_of(server, request, body, body.texts, "input", answer)
 
     @app.post("/api/embeddings", responses=TEXT_ERRORS | {200: {"model": answers.EmbeddedOne}})
     async def embeddings(body: EmbeddingAsked, request: Request) -> Response:
         """Return the vector of one text as the model makes it, as Ollama once did."""
-        service.check_open(body.model)
+        server.check_open(body.model)
 
         def answer(vectors: Vectors) -> dict[str, Any]:
             return {"embedding": shaped(vectors.values[0], normalises=False)}
 
         if not body.prompt:
             return JSONResponse({"embedding": []})
-        return await vectors_of(service, request, body, [body.prompt], "prompt", answer)
+        return await vectors_of(server, request, body, [body.prompt], "prompt", answer)
 
 
 def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
@@ -136,26 +136,26 @@ def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
     return Response(json.dumps(end | answer) + "\n", media_type=OllamaWriter.stream_type)
 
 
-def _add_models(app: FastAPI, service: Service) -> None:
-    summary, text = service.summary, service.text
+def _add_models(app: FastAPI, server: ModelServer) -> None:
+    summary, text = server.summary, server.text
 
     @app.get("/api/tags", responses=TEXT_ERRORS | {200: {"model": answers.ModelList}})
     async def tags() -> dict[str, Any]:
         """List the one model and its further names, as Ollama does."""
-        names = [*service.names, *service.other_names]
+        names = [*server.names, *server.other_names]
         return {"models": [models.entry(name, summary) for name in names]}
 
     @app.get("/api/ps", responses=TEXT_ERRORS | {200: {"model": answers.LoadedList}})
     async def ps() -> dict[str, Any]:
         """List it as loaded."""
         num_bytes = memory_of(os.getpid()).resident_bytes
-        one = models.loaded(service.name, summary, num_bytes, service.max_model_len, None)
+        one = models.loaded(server.name, summary, num_bytes, server.max_model_len, None)
         return {"models": [one]}
 
     @app.post("/api/show", responses=TEXT_ERRORS | {200: {"model": answers.Shown}})
     async def show(body: ShowAsked) -> dict[str, Any]:
         """Say what the model is and can."""
-        service.check_open(body.named)
+        server.check_open(body.named)
         can = {
             "completion": text.has_head,
             "embedding": not text.has_head,
@@ -165,7 +165,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         can["thinking"] = text.reasoning is not None
         names = [name for name, has in can.items() if has]
         template = text.chat_template.source if text.can_chat else "{{ .Prompt }}"
-        alias = service.alias_of(body.named) or Alias(body.named, service.name)
+        alias = server.alias_of(body.named) or Alias(body.named, server.name)
         sampling = {**text.generation_defaults, **alias.parameters}
         shown = models.shown(summary, alias.template or template, sampling, names)
         return shown | ({"system": alias.system} if alias.system else {})

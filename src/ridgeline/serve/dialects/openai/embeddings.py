@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -25,15 +25,20 @@ from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.dialect import OPENAI
 from ridgeline.serve.answer.protocol import EACH, TextOrIds
 from ridgeline.serve.answer.reply import RawBody, Reply
+from ridgeline.serve.answer.stages import PreparedRequest, Stage
 from ridgeline.serve.deadlines.promise import Promise
 from ridgeline.serve.dialects.documented import documented
 from ridgeline.serve.dialects.openai.documented import ERRORS, EmbeddingList, Reranked, Scored
-from ridgeline.serve.engine.request_stream import RequestStream, StreamError, StreamEvent
+from ridgeline.serve.engine.request_stream import (
+    RequestStream,
+    StreamError,
+    StreamEvent,
+    StreamReader,
+)
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_body import Strict
-from ridgeline.serve.observe.spans import parent_of
-from ridgeline.serve.prompts import Ids
-from ridgeline.serve.service import Service
+from ridgeline.serve.model_server import ModelServer
+from ridgeline.serve.prepare import Ids
 
 _INT64 = 1 << 63
 
@@ -124,6 +129,7 @@ class Vectors:
 
     num_tokens = 0  # none is generated
     is_cut, bounds = False, ""
+    stages: Sequence[Stage] = ()
     promise: Promise | None = None
 
     def __init__(self, stream: RequestStream) -> None:
@@ -203,20 +209,20 @@ class VectorWriter:
         return error.encode()
 
 
-def add_embeddings(app: FastAPI, service: Service) -> None:
+def add_embeddings(app: FastAPI, server: ModelServer) -> None:
     """Add the routes to an application."""
-    _add_vectors(app, service)
-    _add_ranks(app, service)
-    _add_scores(app, service)
+    _add_vectors(app, server)
+    _add_ranks(app, server)
+    _add_scores(app, server)
 
 
-def _add_vectors(app: FastAPI, service: Service) -> None:
+def _add_vectors(app: FastAPI, server: ModelServer) -> None:
     @app.post("/v1/embeddings", responses=ERRORS | documented(EmbeddingList))
     async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
         """Return the vectors of texts."""
-        service.check_open(body.model)
-        normalises = service.text.normalises if body.normalize is None else body.normalize
-        check_dimensions(service, body.dimensions)
+        server.check_open(body.model)
+        normalises = server.text.normalises if body.normalize is None else body.normalize
+        check_dimensions(server, body.dimensions)
         make = partial(shaped, dimensions=body.dimensions, normalises=normalises)
         packs = body.encoding_format == "base64"
 
@@ -229,14 +235,14 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
             return {
                 "object": "list",
                 "data": data,
-                "model": service.name,
+                "model": server.name,
                 "usage": vectors.usage(),
             }
 
-        return await vectors_of(service, request, body, body.texts, "input", answer)
+        return await vectors_of(server, request, body, body.texts, "input", answer)
 
 
-def _add_ranks(app: FastAPI, service: Service) -> None:
+def _add_ranks(app: FastAPI, server: ModelServer) -> None:
     for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
 
         @app.post(
@@ -246,15 +252,15 @@ def _add_ranks(app: FastAPI, service: Service) -> None:
         )
         async def rerank(body: RerankRequest, request: Request) -> Response:
             """Rank documents by how relevant they are to a query."""
-            service.check_open(body.model)
-            texts, rules = body.texts, service.rules()
-            shown = [rules.shown(one) for one in texts] if rules else texts
+            server.check_open(body.model)
+            texts, screen = body.texts, server.stages.screen()
+            shown = [screen.shown(one) for one in texts] if screen else texts
 
             def answer(scores: list[float], usage: dict[str, Any]) -> dict[str, Any]:
                 order = sorted(range(len(scores)), key=lambda i: -scores[i])
                 return {
                     "id": f"rerank-{request.state.request_id}",
-                    "model": service.name,
+                    "model": server.name,
                     "usage": usage,
                     "results": [
                         {"index": i, "relevance_score": scores[i]}
@@ -263,10 +269,10 @@ def _add_ranks(app: FastAPI, service: Service) -> None:
                     ],
                 }
 
-            return await _scores_of(service, request, body, [body.query], texts, answer)
+            return await _scores_of(server, request, body, [body.query], texts, answer)
 
 
-def _add_scores(app: FastAPI, service: Service) -> None:
+def _add_scores(app: FastAPI, server: ModelServer) -> None:
     for path in ("/v1/score", "/score"):
 
         @app.post(
@@ -274,7 +280,7 @@ def _add_scores(app: FastAPI, service: Service) -> None:
         )
         async def score(body: ScoreRequest, request: Request) -> Response:
             """Say how near texts are to each other."""
-            service.check_open(body.model)
+            server.check_open(body.model)
             ones, others = ([x] if isinstance(x, str) else x for x in (body.text_1, body.text_2))
 
             def answer(scores: list[float], usage: dict[str, Any]) -> dict[str, Any]:
@@ -282,7 +288,7 @@ def _add_scores(app: FastAPI, service: Service) -> None:
                     "id": f"score-{request.state.request_id}",
                     "object": "list",
                     "created": int(request.state.created.timestamp()),
-                    "model": service.name,
+                    "model": server.name,
                     "data": [
                         {"index": i, "object": "score", "score": score}
                         for i, score in enumerate(scores)
@@ -290,19 +296,19 @@ def _add_scores(app: FastAPI, service: Service) -> None:
                     "usage": usage,
                 }
 
-            return await _scores_of(service, request, body, ones, others, answer)
+            return await _scores_of(server, request, body, ones, others, answer)
 
 
-def check_dimensions(service: Service, dimensions: int | None) -> None:
+def check_dimensions(server: ModelServer, dimensions: int | None) -> None:
     """Raise ApiError if the model's vectors have fewer values."""
     try:
-        shaped((0.0,) * service.text.vector_size, dimensions)
+        shaped((0.0,) * server.text.vector_size, dimensions)
     except ValueError as error:
         raise ApiError(400, str(error), param="dimensions", code="invalid_value") from None
 
 
 async def vectors_of(
-    service: Service,
+    server: ModelServer,
     request: Request,
     body: Any,
     texts: list[str] | list[list[int]],
@@ -314,17 +320,17 @@ async def vectors_of(
     ``param`` is the field that the texts stand in; ``body`` says whether they are cut.
     """
     try:
-        service.text.check_vectors()
+        server.text.check_vectors()
     except ValueError as error:
         raise ApiError(400, str(error), param="model", code="unsupported_endpoint") from None
-    service.check_count(len(texts), param)
+    server.check_count(len(texts), param)
     truncate_to = body.truncate_prompt_tokens
-    prompts = await service.prompts.of_wholes(texts, param, truncate_to)
-    return await _reply(service, request, body, prompts, param, answer)
+    prompts = await server.preparer.from_wholes(texts, param, truncate_to)
+    return await _reply(server, request, body, prompts, param, answer)
 
 
 async def _scores_of(
-    service: Service,
+    server: ModelServer,
     request: Request,
     body: RerankRequest | ScoreRequest,
     ones: list[str],
@@ -336,16 +342,16 @@ async def _scores_of(
     Raises ApiError.
     """
     param = "documents" if isinstance(body, RerankRequest) else "text_2"
-    service.check_count(len(others), param)
+    server.check_count(len(others), param)
     try:
         pairs = paired(ones, others)
     except ValueError as error:
         raise ApiError(400, str(error), param="text_1", code="invalid_value") from None
-    prepare, truncate_to = service.prompts, body.truncate_prompt_tokens
-    if service.text.has_scores:
-        prompts = await prepare.of_pairs(pairs, param, truncate_to)
+    prepare, truncate_to = server.preparer, body.truncate_prompt_tokens
+    if server.text.has_scores:
+        prompts = await prepare.from_pairs(pairs, param, truncate_to)
         return await _reply(
-            service,
+            server,
             request,
             body,
             prompts,
@@ -353,50 +359,40 @@ async def _scores_of(
             lambda vectors: answer([vector[0] for vector in vectors.values], vectors.usage()),
         )
     texts = list(dict.fromkeys((*ones, *others)))
-    service.check_count(len(texts), param)
-    prompts = await prepare.of_wholes(texts, param, truncate_to)
+    server.check_count(len(texts), param)
+    prompts = await prepare.from_wholes(texts, param, truncate_to)
 
     def cosines(vectors: Vectors) -> dict[str, Any]:
         vector_of = dict(zip(texts, vectors.values, strict=True))
         return answer([cosine(vector_of[a], vector_of[b]) for a, b in pairs], vectors.usage())
 
-    return await _reply(service, request, body, prompts, param, cosines)
+    return await _reply(server, request, body, prompts, param, cosines)
 
 
 async def _reply(
-    service: Service,
+    server: ModelServer,
     request: Request,
     body: Any,
     prompts: list[Ids],
     param: str,
     answer: Callable[[Vectors], dict[str, Any] | RawBody],
 ) -> Reply:
-    service.check_queue(len(prompts))
-    if rules := service.rules():
-        rules.check_features(["embeddings"])
-    await service.judged(request, body, prompts, param)
-    params = SamplingParams(pool=service.text.pooling)
-    tenant = request.state.tenant
+    server.check_queue(len(prompts))
+    if screen := server.stages.screen():
+        screen.check_features(["embeddings"])
+    await server.stages.judged(request, body, prompts, param)
+    params = SamplingParams(pool=server.text.pooling)
     stream = RequestStream(
         prompts,
         params,
-        service.text.new_text,
-        tenant,
-        is_read=request.state.is_background,
-        is_background=request.state.is_background,
-        name=request.state.request_id,
-        arrived_s=request.state.arrived_s,
-        cache_root=service.cache_root(tenant),
-        on_record=partial(
-            service.note_end, tenant, parent_of(request.headers), "embeddings", service.name
-        ),
+        server.text.new_text,
+        server.caller(request, "embeddings", server.name),
+        StreamReader(is_growing=request.state.is_background),
     )
-    if entry := service.entry(request):
-        entry.take(body, service.name, service.fingerprint, params)
+    server.note(request, PreparedRequest(body, server.name, server.fingerprint, params))
     vectors = Vectors(stream)
     writer = VectorWriter(vectors, answer)
-    of_server = service.options, service.work.prompts
-    return Reply(service.engine, service.limits, stream, vectors, body, writer, OPENAI, *of_server)
+    return Reply(server.of_replies, stream, vectors, body, writer, OPENAI)
 
 
 def _packed(vector: list[float]) -> str:

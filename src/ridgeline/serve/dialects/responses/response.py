@@ -6,6 +6,7 @@ Both are made of ``answer.items``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -58,13 +59,7 @@ class ResponsesWriter:
 
     def whole(self) -> dict[str, Any]:
         """Return the whole response."""
-        receipt_recorder = self._answers.receipt_recorder
-        receipt = (
-            {"receipt": receipt_recorder.receipt(self._items.texts(_PLACES))}
-            if receipt_recorder
-            else {}
-        )
-        return self._response() | receipt
+        return self._response() | self._answers.ends(partial(self._items.texts, _PLACES))
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of the answer as server-sent events."""

@@ -42,7 +42,7 @@ from ridgeline.serve.http.request_body import (
     note_ignored,
 )
 from ridgeline.serve.http.request_state import check_operator
-from ridgeline.serve.service import Service
+from ridgeline.serve.model_server import ModelServer
 from ridgeline.version import __version__
 
 EXTENSIONS = [
@@ -76,12 +76,12 @@ def paths(path: str) -> list[str]:
     return [f"/v2/models/{{model:path}}{version}{path}" for version in ("/versions/{version}", "")]
 
 
-def add_triton(app: FastAPI, service: Service) -> None:
+def add_triton(app: FastAPI, server: ModelServer) -> None:
     """Add the routes to an application."""
-    _add_server(app, service)
+    _add_server(app, server)
     add_refusals(app)
-    _add_answers(app, service)
-    _add_model(app, service)
+    _add_answers(app, server)
+    _add_model(app, server)
 
 
 def server_metadata() -> dict[str, Any]:
@@ -117,8 +117,8 @@ def add_probes(
     app.get("/v2/health/ready", summary="Are requests taken?", **said)(probe(ready))  # type: ignore[arg-type]
 
 
-def _add_server(app: FastAPI, service: Service) -> None:
-    add_probes(app, service.trouble, service.unready)
+def _add_server(app: FastAPI, model_server: ModelServer) -> None:
+    add_probes(app, model_server.trouble, model_server.unready)
 
     @app.get("/v2", responses=TEXT_ERRORS | {200: {"model": answers.ServerMetadata}})
     async def server() -> dict[str, Any]:
@@ -130,46 +130,46 @@ def _add_server(app: FastAPI, service: Service) -> None:
     )
     async def index() -> list[dict[str, str]]:
         """List the one model and its adapters, as Triton does."""
-        return [entry(name) for name in (*service.names, *service.loras.names)]
+        return [entry(name) for name in (*model_server.names, *model_server.loras.names)]
 
 
-def _add_answers(app: FastAPI, service: Service) -> None:
+def _add_answers(app: FastAPI, server: ModelServer) -> None:
     async def generate(
         body: TritonRequest, request: Request, model: str, version: str = VERSION
     ) -> Response:
         """Continue a text, as Triton's generate does."""
-        _check(service, model, version)
+        _check(server, model, version)
         if body.stream:
             raise bad_value("stream", "generate answers once: ask generate_stream")
-        return await _reply(service, request, body, model, _wanted(body), generated)
+        return await _reply(server, request, body, model, _wanted(body), generated)
 
     async def generate_stream(
         body: TritonRequest, request: Request, model: str, version: str = VERSION
     ) -> Response:
         """Continue a text, as server-sent events."""
-        _check(service, model, version)
+        _check(server, model, version)
         body = body.streamed()
-        return await _reply(service, request, body, model, _wanted(body), generated)
+        return await _reply(server, request, body, model, _wanted(body), generated)
 
     async def infer(
         body: InferRequest, request: Request, model: str, version: str = VERSION
     ) -> Response:
         """Continue texts, or return their vectors, with tensors for input and output."""
-        _check(service, model, version)
-        asked = request_of(body, request.state.behind, is_strict=service.options.strict)
+        _check(server, model, version)
+        asked = request_of(body, request.state.behind, is_strict=server.options.strict)
         if asked.stream and request.headers.get("accept") != STREAM:
             raise bad_value("stream", "infer answers once: ask generate_stream, or over gRPC")
         asked = asked.streamed() if asked.stream else asked
         names = [one.name for one in body.outputs or ()] or _wanted(asked)
-        if not service.text.has_head and not body.outputs:
+        if not server.text.has_head and not body.outputs:
             names = [_EMBEDDING]
-        _check_outputs(service, names)
+        _check_outputs(server, names)
         write = partial(inferred, request_id=body.id)
         pack = partial(packed, wants_bytes=partial(wants_bytes, body))
         if _EMBEDDING in names:
-            reply = await _embed(service, request, asked, lambda one: pack(write(model, [one])))
+            reply = await _embed(server, request, asked, lambda one: pack(write(model, [one])))
         else:
-            reply = await _reply(service, request, asked, model, names, write, pack)
+            reply = await _reply(server, request, asked, model, names, write, pack)
         note_ignored(reply, asked.ignored())
         return reply
 
@@ -193,10 +193,10 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             )
 
 
-def _check(service: Service, model: str, version: str) -> None:
+def _check(server: ModelServer, model: str, version: str) -> None:
     """Raise ApiError unless requests for this version of a model are taken."""
     check_version(version)
-    service.check_open(model)
+    server.check_open(model)
 
 
 def _wanted(body: TritonRequest) -> list[str]:
@@ -205,9 +205,9 @@ def _wanted(body: TritonRequest) -> list[str]:
     return ["text_output", *flags]
 
 
-def _check_outputs(service: Service, names: Sequence[str]) -> None:
+def _check_outputs(server: ModelServer, names: Sequence[str]) -> None:
     """Raise ApiError for an output that the model does not have."""
-    has = [one["name"] for one in _outputs(service)]
+    has = [one["name"] for one in _outputs(server)]
     if unknown := [name for name in names if name not in has]:
         message = f"there is no output {unknown[0][:80]!r}: this model has {', '.join(has)}"
         raise bad_value("outputs", message)
@@ -216,7 +216,7 @@ def _check_outputs(service: Service, names: Sequence[str]) -> None:
 
 
 async def _reply(
-    service: Service,
+    server: ModelServer,
     request: Request,
     body: TritonRequest,
     model: str,
@@ -228,30 +228,30 @@ async def _reply(
     body.model = model
     new_writer = partial(TritonWriter, names=names, write=write, pack=pack)
     with TRITON.errors():
-        return await service.complete(body, request, new_writer=new_writer, dialect=TRITON)
+        return await server.complete(body, request, new_writer=new_writer, dialect=TRITON)
 
 
 async def _embed(
-    service: Service,
+    server: ModelServer,
     request: Request,
     body: TritonRequest,
     write: Callable[[Output], dict[str, Any] | RawBody],
 ) -> Response:
     """Return the reply with the texts' vectors. Raises ApiError."""
-    make = partial(shaped, normalises=service.text.normalises)
+    make = partial(shaped, normalises=server.text.normalises)
 
     def answer(vectors: Vectors) -> dict[str, Any] | RawBody:
         rows = [make(vector) for vector in vectors.values]
         values = [value for row in rows for value in row]
         return write(Output(_EMBEDDING, "FP32", [len(rows), len(rows[0])], values))
 
-    return await vectors_of(service, request, body, body.prompts, "text_input", answer)
+    return await vectors_of(server, request, body, body.prompts, "text_input", answer)
 
 
-def _inputs(service: Service) -> list[dict[str, Any]]:
+def _inputs(server: ModelServer) -> list[dict[str, Any]]:
     """Return the inputs that a model's metadata names; each other field may be one as well."""
     texts = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
-    if not service.text.has_head:
+    if not server.text.has_head:
         return [texts]
     options = {"sampling_parameters": "BYTES"}
     options |= dict.fromkeys(("stream", "exclude_input_in_output"), "BOOL")
@@ -259,30 +259,30 @@ def _inputs(service: Service) -> list[dict[str, Any]]:
     return [texts, *({"name": n, "datatype": kind, "shape": [1]} for n, kind in options.items())]
 
 
-def _outputs(service: Service) -> list[dict[str, Any]]:
+def _outputs(server: ModelServer) -> list[dict[str, Any]]:
     """Return the outputs of a model."""
-    vector = {"name": _EMBEDDING, "datatype": "FP32", "shape": [-1, service.text.vector_size]}
-    if not service.text.has_head:
+    vector = {"name": _EMBEDDING, "datatype": "FP32", "shape": [-1, server.text.vector_size]}
+    if not server.text.has_head:
         return [vector]
     texts = [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS.items()]
     return [*texts, vector]
 
 
-def _add_model(app: FastAPI, service: Service) -> None:
+def _add_model(app: FastAPI, server: ModelServer) -> None:
     async def ready(model: str, version: str = VERSION) -> Response:
         """Say whether a model takes requests."""
-        _check(service, model, version)
-        return Response(status_code=200 if service.unready() is None else 503)
+        _check(server, model, version)
+        return Response(status_code=200 if server.unready() is None else 503)
 
     async def config(model: str, version: str = VERSION) -> dict[str, Any]:
         """Return a model's configuration, as Triton writes it."""
-        _check(service, model, version)
+        _check(server, model, version)
         inputs, outputs = (
             [
                 {"name": t["name"], "data_type": _KINDS[t["datatype"]], "dims": t["shape"]}
                 for t in tensors
             ]
-            for tensors in (_inputs(service), _outputs(service))
+            for tensors in (_inputs(server), _outputs(server))
         )
         for tensor in inputs[1:]:
             tensor["optional"] = True
@@ -293,26 +293,26 @@ def _add_model(app: FastAPI, service: Service) -> None:
             "max_batch_size": 0,
             "input": inputs,
             "output": outputs,
-            "model_transaction_policy": {"decoupled": service.text.has_head},
+            "model_transaction_policy": {"decoupled": server.text.has_head},
         }
 
     async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:
         """Say which inputs and outputs a model has."""
-        _check(service, model, version)
-        tensors = {"inputs": _inputs(service), "outputs": _outputs(service)}
+        _check(server, model, version)
+        tensors = {"inputs": _inputs(server), "outputs": _outputs(server)}
         return {"name": model, "versions": [VERSION], "platform": "ridgeline", **tensors}
 
     async def stats(request: Request, model: str, version: str = VERSION) -> dict[str, Any]:
         """Say how many requests a model has had, and how long they took. For operators."""
         check_operator(request.state)
-        _check(service, model, version)
-        return {"model_stats": [service.statistics_of(model, VERSION)]}
+        _check(server, model, version)
+        return {"model_stats": [server.statistics_of(model, VERSION)]}
 
     async def all_stats(request: Request) -> dict[str, Any]:
         """Say it of the model and of each adapter. For operators."""
         check_operator(request.state)
-        names = (*service.names[:1], *service.loras.names)
-        return {"model_stats": [service.statistics_of(name, VERSION) for name in names]}
+        names = (*server.names[:1], *server.loras.names)
+        return {"model_stats": [server.statistics_of(name, VERSION) for name in names]}
 
     said = TEXT_ERRORS | {200: {"model": answers.ModelStatistics}}
     app.router.add_api_route(ALL_STATS, all_stats, methods=["GET"], responses=said)

@@ -11,18 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ridgeline.core.decoding.search import with_recommended
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules
 from ridgeline.engine.text_processor import ConstraintFactory, TextProcessor, cut
 from ridgeline.serve.answer.conversation import Rendering
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.answer.response_format import wanted_form
+from ridgeline.serve.answer.stages import Screen
 from ridgeline.serve.deadlines.field import Deadline
 from ridgeline.serve.dialects.llamacpp.infill import InfillRequest, LlamaCppRequest
+from ridgeline.serve.engine.request_stream import AnswerBounds
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_body import contradiction
@@ -31,9 +32,6 @@ from ridgeline.serve.observe.metrics import Metrics
 from ridgeline.text.grammar import NotKept
 from ridgeline.text.messages.message import MessageForm
 from ridgeline.text.messages.tools import ToolUse
-
-if TYPE_CHECKING:  # imported only where a server has rules
-    from ridgeline.trust.rules.policy_file import RequestPolicy
 
 Ids = tuple[int, ...]
 Encode = Callable[[str], list[int]]
@@ -47,10 +45,8 @@ class Prepared(NamedTuple):
     Attributes:
         params: of each prompt.
         form: what a message may have, if it may have more than text.
-        new_constraint: what ensures the form of an answer, if anything must.
-        form_param: the field that asks for it.
+        bounds: what the tokens of an answer are held to.
         ignored: paths of what the schemas of tools say and the answer is not held to.
-        token_rules: what the parameters say of tokens.
         lost: names of other fields that it is not held to.
         room: how many tokens an answer may have, if the request allows more.
         deadline: by when it is wanted, if it must be promised.
@@ -59,10 +55,8 @@ class Prepared(NamedTuple):
 
     params: SamplingParams
     form: MessageForm | None
-    new_constraint: Callable[[], Constraint] | None = None
-    form_param: str | None = None
+    bounds: AnswerBounds = AnswerBounds()
     ignored: tuple[str, ...] = ()
-    token_rules: TokenRules = NO_RULES
     lost: tuple[str, ...] = ()
     room: int | None = None
     deadline: Deadline | None = None
@@ -71,10 +65,10 @@ class Prepared(NamedTuple):
     @property
     def is_constrained(self) -> bool:
         """Whether a grammar holds the text of an answer, and not its calls alone."""
-        return (self.form is None or self.form.has_body) and self.new_constraint is not None
+        return (self.form is None or self.form.has_body) and self.bounds.new_constraint is not None
 
 
-class Prompts:
+class Preparer:
     """Turns messages, texts and token ids into prompts of one model."""
 
     def __init__(
@@ -84,11 +78,12 @@ class Prompts:
         metrics: Metrics,
         work: WorkTurns,
         options: ServeOptions,
-        rules: Callable[[], RequestPolicy | None] = lambda: None,
+        screen: Callable[[], Screen | None] = lambda: None,
         fill: Callable[[Rendering], None] = lambda request: None,
     ) -> None:
-        """Make prompts of what ``rules`` let the model read; ``fill`` makes requests whole."""
-        self._rules, self._fill, self._text, self._max_model_len = rules, fill, text, max_model_len
+        """Make prompts of what ``screen`` lets the model read; ``fill`` makes requests whole."""
+        self._screen, self._fill, self._text = screen, fill, text
+        self._max_model_len = max_model_len
         self._metrics, self._work, self._options = metrics, work, options
         text.tokenizer.prepare()
         work.prompts.soon(text.chat_template.start)
@@ -96,59 +91,59 @@ class Prompts:
         longest = max(len(text.tokenizer.token_bytes(token)) for token in vocab)
         self.max_bytes = max_model_len * longest  # more cannot fit, whatever the text is
 
-    async def of_chat(self, request: Rendering, now: datetime | None = None) -> Ids:
+    async def from_chat(self, request: Rendering, now: datetime | None = None) -> Ids:
         """Return the prompt that the model's template makes of messages; raises ApiError.
 
         ``now`` is the request's time, which a template may write; None is this moment.
         """
-        _, ids = await self.of_converted(lambda: request, now)
+        _, ids = await self.from_converted(lambda: request, now)
         return ids
 
-    async def of_converted(
+    async def from_converted(
         self, convert: Callable[[], Converted], now: datetime | None = None
     ) -> tuple[Converted, Ids]:
-        """Return a conversation of another API as ours, and its prompt; as ``of_chat``."""
+        """Return a conversation of another API as ours, and its prompt; as ``from_chat``."""
         self._check_task(SamplingParams())
         requests: list[Converted] = []
-        rules = self._rules()
+        screen = self._screen()
 
         def render() -> list[int]:
             requests.append(convert())
-            return self._rendered(requests[0], now, rules)
+            return self._rendered(requests[0], now, screen)
 
         ids = await self._in_thread("messages", render)
         return requests[0], ids
 
-    async def text_of_chat(self, request: Rendering) -> str:
-        """Return the prompt that ``of_chat`` tokenises; raises ApiError."""
+    async def text_from_chat(self, request: Rendering) -> str:
+        """Return the prompt that ``from_chat`` tokenises; raises ApiError."""
         try:
-            return await self._work.prompts.run(partial(self._written, request, self._rules()))
+            return await self._work.prompts.run(partial(self._written, request, self._screen()))
         except ValueError as error:
             raise _bad("messages", str(error)) from None
 
-    def _written(self, request: Rendering, rules: RequestPolicy | None) -> str:
-        messages, options = self._messages_and_options(request, rules)
+    def _written(self, request: Rendering, screen: Screen | None) -> str:
+        messages, options = self._messages_and_options(request, screen)
         with self._text.chat_template.written_as(request.chat_template) as template:
             written = template.render_text(messages, **(options | {"strftime_now": None}))
-        if rules:
-            rules.check_read(written, "messages")
+        if screen:
+            screen.check_read(written, "messages")
         return written
 
     def _rendered(
-        self, request: Rendering, now: datetime | None, rules: RequestPolicy | None
+        self, request: Rendering, now: datetime | None, screen: Screen | None
     ) -> list[int]:
-        messages, options = self._messages_and_options(request, rules)
+        messages, options = self._messages_and_options(request, screen)
         with self._text.chat_template.written_as(request.chat_template) as template:
             return template.render_ids(messages, **(options | {"strftime_now": now}))
 
     def _messages_and_options(
-        self, request: Rendering, rules: RequestPolicy | None
+        self, request: Rendering, screen: Screen | None
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         self._fill(request)
         options = request.template_options() | self._effort(request.effort)
         messages = [message.plain() for message in request.messages]
         self._check_bytes([messages, options], "messages")
-        return rules.read((messages, options), "messages") if rules else (messages, options)
+        return screen.read((messages, options), "messages") if screen else (messages, options)
 
     def _effort(self, effort: str | None) -> dict[str, Any]:
         """Return what a template is told of OpenAI's ``reasoning_effort``."""
@@ -171,7 +166,7 @@ class Prompts:
             return (*lost, "messages.reasoning_content")
         return tuple(lost)
 
-    async def of_text(
+    async def from_text(
         self, prompt: str | list[int], *, param: str = "prompt", encode: Encode | None = None
     ) -> Ids:
         """Return a text's ids as ``encode`` makes them, or check ids; raises ApiError."""
@@ -181,10 +176,10 @@ class Prompts:
             return await self._in_thread(param, lambda: ids_of(read(prompt)))
         return await self._in_thread(param, lambda: self._text.encode(prompt))
 
-    async def of_texts(
+    async def from_texts(
         self, prompts: Sequence[str] | Sequence[list[int]], *, are_cut: bool = False
     ) -> list[Ids]:
-        """Return the token ids of prompts, each as ``of_text`` does; raises ApiError.
+        """Return the token ids of prompts, each as ``from_text`` does; raises ApiError.
 
         Those that ``are_cut`` later may be too long.
         """
@@ -195,7 +190,7 @@ class Prompts:
         encode, read = self._text.encode, self._read("prompt")
         return await self._all_in_thread("prompt", lambda: [encode(read(one)) for one in prompts])
 
-    async def of_pieces(self, body: LlamaCppRequest) -> list[Ids]:
+    async def from_pieces(self, body: LlamaCppRequest) -> list[Ids]:
         """Return the token ids of llama.cpp's prompts, some of them of ids and texts mixed.
 
         Its biases of texts become those of tokens, too. Raises ApiError.
@@ -225,7 +220,7 @@ class Prompts:
         encode = partial(self._text.tokenizer.encode, add_bos=False)
         await self._work.prompts.run(lambda: body.encode_biases(encode))
 
-    async def of_wholes(
+    async def from_wholes(
         self, texts: Sequence[str] | Sequence[list[int]], param: str, truncate_to: int | None
     ) -> list[Ids]:
         """Return the ids of each of the texts that become vectors; raises ApiError.
@@ -243,10 +238,10 @@ class Prompts:
 
         return self._checked(await self._all_in_thread(param, encode_all), param)
 
-    async def of_pairs(
+    async def from_pairs(
         self, pairs: Sequence[tuple[str, str]], param: str, truncate_to: int | None
     ) -> list[Ids]:
-        """Return the ids of each two texts that are read together; as ``of_wholes``."""
+        """Return the ids of each two texts that are read together; as ``from_wholes``."""
         room, encode, most = self._room(truncate_to), self._text.encode_pair, self.max_bytes
         read = self._read(param)
         for pair in pairs if truncate_to is None else ():
@@ -280,13 +275,13 @@ class Prompts:
                 )
         return texts
 
-    async def of_middle(self, prompt: str | list[int], suffix: str) -> Ids:
+    async def from_middle(self, prompt: str | list[int], suffix: str) -> Ids:
         """Return the token ids that ask for what stands between two texts; raises ApiError."""
         self._check_bytes([prompt, suffix], "suffix")
         encode, read = self._text.encode_infill, self._read("prompt")
         return await self._in_thread("suffix", lambda: encode(read(prompt), read(suffix)).ids)
 
-    async def of_cursor(self, body: InfillRequest) -> tuple[Ids, bool]:
+    async def from_cursor(self, body: InfillRequest) -> tuple[Ids, bool]:
         """Return the token ids that ask for what stands at a cursor, cut to what the model takes.
 
         Also returns whether something was left out. Raises ApiError.
@@ -333,8 +328,8 @@ class Prompts:
         Raises ApiError.
         """
         deadline = body.deadline_by(deadline_header)
-        rules, make = self._rules(), partial(with_recommended, self._text.generation_defaults)
-        params_of = partial(rules.params_of, body) if rules else body.params
+        screen, make = self._screen(), partial(with_recommended, self._text.generation_defaults)
+        params_of = partial(screen.params_of, body) if screen else body.params
         params = params_of(make, self._text.vocab_size)
         body.check_bounds(params, self._options)
         use = body.use if isinstance(body, ChatRequest) else None
@@ -384,7 +379,8 @@ class Prompts:
             continues = bool(body.continue_final_message)
             form = self._text.message_form(prompt, use, continues=continues)
         if wanted is None and not use:
-            return Prepared(params, form, token_rules=self._token_rules(params, body.narrows))
+            bounds = AnswerBounds(token_rules=self._token_rules(params, body.narrows))
+            return Prepared(params, form, bounds)
         param = wanted.param if wanted else "tools"
         if params.penalty_alpha:
             raise _bad(param, f"{param} cannot be used with penalty_alpha")
@@ -397,8 +393,8 @@ class Prompts:
             except ValueError as error:
                 raise _bad(str(error).split(" ")[0], str(error)) from None
         constraint = self._constraint(params, form, param, may_compile=may_compile)
-        rules = self._token_rules(params, body.narrows)
-        return Prepared(params, form, constraint, param, constraint.ignored, rules)
+        bounds = AnswerBounds(constraint, param, self._token_rules(params, body.narrows))
+        return Prepared(params, form, bounds, constraint.ignored)
 
     def _constraint(
         self, params: SamplingParams, form: MessageForm | None, param: str, *, may_compile: bool
@@ -431,14 +427,14 @@ class Prompts:
         return ids
 
     async def _all_in_thread(self, param: str, work: Callable[[], list[list[int]]]) -> list[Ids]:
-        rules = self._rules()
-        if rules and rules.key.input:  # whatever a prompt was made of: what is read has no more
+        screen = self._screen()
+        if screen and screen.checks_ids:  # whatever a prompt was made of: what is read has no more
             decode, made = partial(self._text.tokenizer.decode, skip_special=False), work
 
             def work() -> list[list[int]]:
                 prompts = made()
                 for ids in prompts:
-                    rules.check_read(decode(ids), param)
+                    screen.check_read(decode(ids), param)
                 return prompts
 
         try:
@@ -447,9 +443,9 @@ class Prompts:
             raise _bad(param, str(error)) from None
 
     def _read(self, param: str) -> Callable[[Any], Any]:
-        """Return what makes of texts what the rules let a model read."""
-        rules = self._rules()
-        return (lambda text: rules.read(text, param)) if rules else (lambda text: text)
+        """Return what makes of texts what a model may read."""
+        screen = self._screen()
+        return (lambda text: screen.read(text, param)) if screen else (lambda text: text)
 
     def _check_bytes(self, value: Any, param: str) -> None:
         """Raise ApiError if there is more text than a prompt can have."""

@@ -9,21 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from opentelemetry.context import Context
 
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
-from ridgeline.engine.memory import ProcessMemory
+from ridgeline.engine.llm import LLM
 from ridgeline.engine.setup import identity
 from ridgeline.engine.setup.home import stores
-from ridgeline.engine.text_processor import TextProcessor
-from ridgeline.model.files.summary import Summary
-from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
-from ridgeline.planner.needs import Needs, needs_of
+from ridgeline.planner.needs import Needs, flags_of, needs_of
 from ridgeline.serve.aliases import Alias, Aliases
 from ridgeline.serve.answer.conversation import Rendering
 from ridgeline.serve.answer.dialect import OPENAI, Dialect
@@ -31,14 +28,15 @@ from ridgeline.serve.answer.protocol import (
     ChatRequest,
     CompletionRequest,
 )
-from ridgeline.serve.answer.reply import OpenAiWriter, Reply, ResponseWriter
+from ridgeline.serve.answer.reply import OpenAiWriter, Reply, ReplyParts, ResponseWriter
 from ridgeline.serve.answer.response_builder import ResponseBuilder
+from ridgeline.serve.answer.stages import AnswerRow, Observer, PreparedRequest, Screen
 from ridgeline.serve.deadlines.admission import Promises
 from ridgeline.serve.deadlines.field import HEADER
 from ridgeline.serve.deadlines.prediction_sampling import Arrivals
 from ridgeline.serve.engine.between_steps import load
 from ridgeline.serve.engine.interface import EngineClient
-from ridgeline.serve.engine.request_stream import RequestStream, Screen
+from ridgeline.serve.engine.request_stream import Hold, RequestStream, StreamCaller, StreamReader
 from ridgeline.serve.http.errors import STOPPING, ApiError
 from ridgeline.serve.http.keys import ANYONE, Limits
 from ridgeline.serve.http.options import ServeOptions
@@ -50,88 +48,104 @@ from ridgeline.serve.observe.metrics import Metrics
 from ridgeline.serve.observe.spans import emit, parent_of
 from ridgeline.serve.observe.statistics import Statistics
 from ridgeline.serve.observe.trace_buffer import TraceBuffer
-from ridgeline.serve.prompts import Ids, Prepared, Prompts
+from ridgeline.serve.prepare import Ids, Prepared, Preparer
 from ridgeline.serve.sleeping import SleepState
-from ridgeline.text.messages.message import MessageForm
-from ridgeline.trust.guards.guard_models import Guards
-from ridgeline.trust.receipts.http import no_key, signer_of
-
-if TYPE_CHECKING:  # imported only where a server has them
-    from ridgeline.engine.kv_disk.cache_tier import Tier
-    from ridgeline.trust.audit.log import AuditLog
-    from ridgeline.trust.audit.requests import AuditEntry
-    from ridgeline.trust.guards.guard_loading import Judge
-    from ridgeline.trust.receipts.receipt_signer import ReceiptSigner
-    from ridgeline.trust.receipts.signing import Signer
-    from ridgeline.trust.rules.policy_file import PolicyFile, RequestPolicy
 
 # Of a body, and the names to show.
 NewWriter = Callable[[ResponseBuilder, Any, str, str, str], ResponseWriter]
 
 
-class Service:
+class GivenStages(Protocol):
+    """All that a server is given to see its requests and their answers (``answer.stages``)."""
+
+    @property
+    def observer(self) -> Observer | None:
+        """What is told of each request, if anything is."""
+
+    @property
+    def models(self) -> Mapping[str, LLM]:
+        """Models beside the one that is served, by name."""
+
+    @property
+    def digest(self) -> bytes:
+        """What answers hang on because of it, nothing where that is nothing."""
+
+    def open(self, server: ModelServer) -> None:
+        """Begin with a server. Raises OSError or ValueError if that cannot be."""
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add routes to the application over the server."""
+
+    def trouble(self) -> str | None:
+        """Return why the process should be replaced, if it should."""
+
+    def reload(self) -> str:
+        """Read files again; return what the log says of it, nothing where there are none."""
+
+    def limits_of(self, label: str) -> Mapping[str, Any]:
+        """Return the limits of a key that go before those of flags, by name."""
+
+    def screen(self) -> Screen | None:
+        """Return what reads the present request, if anything does."""
+
+    async def judged(
+        self, request: Request, body: Any, prompts: Sequence[Ids], param: str
+    ) -> Hold | None:
+        """Judge a request's prompts, which takes a while; return what holds its answers, if any.
+
+        Raises ApiError for a prompt that may not be.
+        """
+
+    def row(self, answers: ResponseBuilder, prepared: Prepared) -> AnswerRow:
+        """Return what answers pass before they are shown. Raises ApiError."""
+
+
+class ModelServer:
     """What the routes share: one model, its engine, and whether it takes requests."""
 
     def __init__(
         self,
-        text: TextProcessor,
+        llm: LLM,
+        name: str,
         engine: EngineClient,
         metrics: Metrics,
         options: ServeOptions,
-        *,
-        name: str,
-        summary: Summary,
-        max_model_len: int,
-        facts: Mapping[str, Any],
-        files: Mapping[str, str],
-        path: Path,
-        plan_flags: PlanFlags,
-        memory: Callable[[], ProcessMemory],
-        loras: Loras,
-        sleep_state: SleepState,
-        kept: Tier | None = None,
-        rules: PolicyFile | None = None,
-        audit: AuditLog | None = None,
-        guards: Callable[[WorkTurns], Mapping[str, Judge]] = lambda turns: {},
-        aliases: Aliases,
+        stages: GivenStages,
+        engines: Mapping[str, EngineClient],
+        home: Path | None,
     ) -> None:
-        """Take the parts; ``facts`` (``engine.setup.identity``) are what equal answers hang on.
+        """Serve a model under a name, computed by ``engine``.
 
-        ``files`` are digests of the model's, and ``path`` is its file or directory; ``plan_flags``
-        say how it runs. ``memory`` says what takes this process's memory; any thread may call it.
-        ``loras`` are its adapters, ``sleep_state`` its sleep, ``kept`` blocks of its cache in
-        files, and ``rules`` what keys may ask and answers say. ``audit`` has a line for each
-        request, and ``guards`` makes guards of other models, by name; ``aliases`` are further
-        names of this one.
-
-        Raises ValueError if rules name a model that cannot judge.
+        Requests and answers pass ``stages``, whose own models have the ``engines`` of their names.
+        Further names of the model are read from ``home``, if it is given. Raises OSError or
+        ValueError if an adapter cannot be served, or a stage cannot begin.
         """
-        self.rule_book, self.audit, self.aliases = rules, audit, aliases
-        self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
+        self.text, self.engine, self.metrics, self.options = llm.text, engine, metrics, options
         engine.step_timeout_s = options.step_timeout
-        self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
-        self.name, self.max_model_len, self.fingerprint = (
-            name,
-            max_model_len,
-            identity.fingerprint(facts),
-        )
-        self.digest, self.sleep_state, self.kept = str(facts["model"]), sleep_state, kept
-        self._facts, self._files, self._plan_flags = facts, files, plan_flags
+        self.name, self.summary, self.memory = name, llm.summary, llm.memory
+        self.max_model_len, self._path = llm.config.max_model_len, llm.path
+        # On the facts all equal answers to equal seeds hang (engine.setup.identity).
+        self.facts, self.files, self.digest = llm.facts, llm.file_digests, str(llm.facts["model"])
+        self.fingerprint, self._plan_flags = identity.fingerprint(llm.facts), flags_of(llm.config)
+        self.loras = Loras(llm.adapters, name, options.allow_lora_loading)
+        self.sleep_state = SleepState(engine, llm.sleeping, options.idle_release_s)
+        self.kept, self.is_traced = llm.kv_disk, llm.trace is not None
+        self.stages, self.engines, self.aliases = stages, engines, Aliases(home)
         self.created = int(time.time())
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
             options.max_concurrent_requests,
-            own=lambda label: rules.now.of(label).limits if rules else {},
+            own=stages.limits_of,
         )
         self.work = WorkTurns(options.max_queued_requests, self.limits.pace)
-        of_server = options, self.rules, self._fill
-        self.prompts = Prompts(text, max_model_len, metrics, self.work, *of_server)
-        self.guards = Guards(self._as_guard, self.is_called, guards(self.work))
-        if rules:
-            rules.check_judges(self.guards.check)
+        self.of_replies = ReplyParts(engine, self.limits, options, self.work.prompts)
+        of_server = metrics, self.work, options, stages.screen, self._fill
+        self.preparer = Preparer(self.text, self.max_model_len, *of_server)
+        stages.open(self)
         self.live = Live(engine, metrics.score)
-        self.promises = Promises(engine, metrics.score, text, metrics.count_promise, metrics.margin)
+        counting = metrics.count_promise, metrics.margin
+        self.promises = Promises(engine, metrics.score, self.text, *counting)
         self.arrivals = Arrivals(engine, metrics.score)
         self.history = TraceBuffer(engine, metrics.score)
         self.statistics = Statistics(engine)
@@ -141,7 +155,7 @@ class Service:
 
     def trouble(self) -> str | None:
         """Return why this process should be replaced, if it should."""
-        return self.engine.trouble() or self.guards.trouble()
+        return self.engine.trouble() or self.stages.trouble()
 
     def unready(self) -> str | None:
         """Return why no request would be taken now, if so."""
@@ -151,28 +165,10 @@ class Service:
             return "the queue is full"
         return self.trouble()
 
-    @cached_property
-    def signer(self) -> Signer | None:
-        """What signs receipts. Raises OSError or ValueError for a key that cannot be had."""
-        return signer_of(self.options.receipt_key)
-
-    @cached_property
-    def receipt_signer(self) -> ReceiptSigner:
-        """What makes receipts. Raises OSError or ValueError as ``signer`` does."""
-        from ridgeline.trust.receipts.receipt_signer import ReceiptSigner  # few ask for a receipt
-
-        return ReceiptSigner(self.signer, self.name, self._facts, self._files, self.max_model_len)
-
-    def rules(self) -> RequestPolicy | None:
-        """Return the rules for the present request, if there are any."""
-        return self.rule_book.here() if self.rule_book else None
-
-    def entry(self, request: Request) -> AuditEntry | None:
-        """Return what is to be known of a request in the audit log, if there is one."""
-        found: AuditEntry | None = request.scope["state"].get("audit")
-        if found is not None:
-            found.rules = self.rules()
-        return found
+    def note(self, request: Request, prepared: PreparedRequest) -> None:
+        """Let the observer know what a request asks for, if there is one."""
+        if observer := self.stages.observer:
+            observer.take(request.scope["state"], prepared)
 
     # --- completions ---------------------------------------------------------------------------
 
@@ -180,8 +176,8 @@ class Service:
         """Raise ApiError unless requests for ``model`` are taken."""
         self.check_running()
         self._check_name(model)
-        if rules := self.rules():
-            rules.check_model(self._adapter(model) or self.name)
+        if screen := self.stages.screen():
+            screen.check_model(self._adapter(model) or self.name)
 
     def check_running(self) -> None:
         """Raise ApiError unless requests are taken."""
@@ -191,11 +187,6 @@ class Service:
             )
         if why := self.engine.trouble():
             raise ApiError(503, why, code="engine_stopped")
-
-    def _as_guard(self) -> Judge | None:
-        from ridgeline.trust.guards.guard_loading import judge_of  # most servers have no guard
-
-        return judge_of(self.name, self.text, self.engine, self.work.prompts)
 
     def _check_name(self, model: str | None) -> None:
         if model is not None and not self.is_called(model) and self._adapter(model) is None:
@@ -300,11 +291,11 @@ class Service:
         self._fill(body)
         self.check_count(len(body.prompts))
         if body.suffix:
-            prepare = self.prompts.of_middle
+            prepare = self.preparer.from_middle
             prompts = [await prepare(prompt, body.suffix) for prompt in body.prompts]
         else:
             are_cut = body.truncate_prompt_tokens is not None
-            prompts = await self.prompts.of_texts(body.prompts, are_cut=are_cut)
+            prompts = await self.preparer.from_texts(body.prompts, are_cut=are_cut)
         return await self.reply(
             request,
             body,
@@ -327,7 +318,7 @@ class Service:
         Raises ApiError, in the names of that API.
         """
         with dialect.errors():
-            body, prompt = await self.prompts.of_converted(convert, request.state.created)
+            body, prompt = await self.preparer.from_converted(convert, request.state.created)
             return await self.reply(
                 request, body, [prompt], "messages", new_writer=new_writer, dialect=dialect
             )
@@ -351,11 +342,11 @@ class Service:
         """
         self.check_queue(len(prompts))
         state, header = request.state, request.headers.get(HEADER)
-        prepared = await self.prompts.prepare(body, prompts, param, header, is_middle=is_middle)
-        screen = await self.judged(request, body, prepared.prompts, param)
+        prepared = await self.preparer.prepare(body, prompts, param, header, is_middle=is_middle)
+        hold = await self.stages.judged(request, body, prepared.prompts, param)
         if state.is_background and prepared.deadline:
             raise contradiction("deadline", "a batch cannot have a deadline")
-        rules, params = self.rules(), prepared.params
+        screen, params = self.stages.screen(), prepared.params
         if params.seed is None and state.seed is not None:
             params = replace(params, seed=state.seed)
         adapter, name = NO_ADAPTER, self.name
@@ -363,94 +354,30 @@ class Service:
             name = self._adapter(body.model) or body.model  # which may be gone again
             adapter = await self.loras.lease(name)
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
-        parent = parent_of(request.headers)
+        is_growing = bool(body.stream) or state.is_background  # steps that others can wait for
         stream = RequestStream(
             prepared.prompts,
             params,
             body.watched(partial(self.text.new_answer, form=prepared.form)),
-            state.tenant,
-            is_read=bool(body.stream) or state.is_background,  # steps that others can wait for
-            is_background=state.is_background,
-            tells_progress=bool(body.stream and body.return_progress),
-            name=state.request_id,
-            arrived_s=state.arrived_s,
-            created_s=int(state.created.timestamp()),
-            cache_root=self.cache_root(state.tenant, body.cache_salt),
+            self.caller(request, operation, name, body.cache_salt),
+            StreamReader(is_growing, bool(body.stream and body.return_progress), hold),
+            prepared.bounds,
             adapter=adapter,
             prediction=prediction,
-            new_constraint=prepared.new_constraint,
-            form_param=prepared.form_param,
-            token_rules=prepared.token_rules,
-            screen=screen,
-            on_record=partial(self.note_end, state.tenant, parent, operation, name),
         )
         await load(self.engine, self.kept, stream)
         fingerprint = identity.with_adapter(self.fingerprint, adapter.digest)
-        answers = ResponseBuilder(
-            self.text, body, stream, prepared.form,
-            room=prepared.room, rules=rules, is_constrained=prepared.is_constrained,
-        )  # fmt: skip
-        if entry := self.entry(request):
-            entry.take(body, name, fingerprint, params, answers)
+        answers = ResponseBuilder(self.text, body, stream, prepared.form, room=prepared.room)
+        self.note(request, PreparedRequest(body, name, fingerprint, params, answers))
+        answers.pass_through(self.stages.row(answers, prepared))
         writer = new_writer(answers, body, stream.name, name, fingerprint)
-        if body.receipt:
-            self._add_witness(body, stream, answers, prepared.form)
         deadline = prepared.deadline
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
-        of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, writer, dialect
-        reply = Reply(self.engine, self.limits, *parts, *of_server)
+        reply = Reply(self.of_replies, *parts, promising, self.promises.note_lengths)
         if state.journal is not None and body.stream:
-            reply.keep(state.journal, fingerprint + (rules.digest.hex() if rules else ""))
+            reply.keep(state.journal, fingerprint + (screen.digest.hex() if screen else ""))
         return _told(reply, body, prepared, dialect)
-
-    def _add_witness(
-        self,
-        body: ChatRequest | CompletionRequest,
-        stream: RequestStream,
-        answers: ResponseBuilder,
-        form: MessageForm | None,
-    ) -> None:
-        """Have an answer end with its receipt. Raises ApiError if it cannot be signed."""
-        from ridgeline.trust.receipts.receipt_signer import ReceiptRecorder  # few ask for a receipt
-
-        rules = self.rules()
-        is_ruled = rules and (rules.key.output or rules.key.output_judges)
-        of_rules = rules.name if rules and is_ruled else None
-        try:
-            answers.receipt_recorder = ReceiptRecorder(
-                self.receipt_signer,
-                body,
-                stream,
-                answers.choices,
-                form,
-                may_show=answers.may_show,
-                rules=of_rules,
-            )
-        except (OSError, ValueError):
-            raise no_key() from None
-
-    async def judged(
-        self, request: Request, body: Any, prompts: Sequence[Ids], param: str
-    ) -> Screen | None:
-        """Have guards judge a request's prompts; return what screens its answers, if they do.
-
-        Raises ApiError if they forbid a prompt.
-        """
-        rules, state = self.rules(), request.state
-        if rules is None or not (rules.key.input_judges or rules.key.output_judges):
-            return None
-        from ridgeline.trust.guards.checks import Checks, conversations_of  # few have any
-        from ridgeline.trust.guards.verdict import JudgeClient
-
-        root = self.cache_root(state.tenant)
-        judge_client = JudgeClient(state.tenant, state.request_id, root, state.is_background)
-        decode = self.text.tokenizer.decode
-        found = await self.work.prompts.run(partial(conversations_of, body, prompts, decode, rules))
-        goes_on = bool(getattr(body, "continue_final_message", None))
-        checks = Checks(rules, self.guards, judge_client, found, goes_on=goes_on)
-        await checks.check_read(param)
-        return checks.screen if rules.key.output_judges else None
 
     def cache_root(self, tenant: str, salt: str | None = None) -> bytes:
         """Return what separates the cached prefixes of tenants, and of salts, if anything does."""
@@ -459,6 +386,22 @@ class Service:
             return b""
         of = json.dumps(["" if is_shared else tenant, salt]) if salt is not None else tenant
         return hashlib.blake2b(of.encode(), digest_size=16).digest()
+
+    def caller(
+        self, request: Request, operation: str, name: str, salt: str | None = None
+    ) -> StreamCaller:
+        """Return for whom a request to a model or adapter of this name is answered."""
+        state = request.state
+        of_end = state.tenant, parent_of(request.headers), operation, name
+        return StreamCaller(
+            state.tenant,
+            state.request_id,
+            self.cache_root(state.tenant, salt),
+            state.is_background,
+            partial(self.note_end, *of_end),
+            state.arrived_s,
+            int(state.created.timestamp()),
+        )
 
     def note_end(
         self, tenant: str, parent: Context, operation: str, name: str, record: RequestRecord
