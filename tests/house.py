@@ -26,6 +26,8 @@ WINGS = {
     *("model.cost", "model.files", "model.hub", "model.shape"),
     *("planner.capacity", "planner.memory", "serve.answer", "serve.batch_files"),
     *("serve.batches", "serve.engine", "serve.http", "serve.observe", "serve.tunnel"),
+    *("serve.dialects", "serve.dialects.llamacpp", "serve.dialects.ollama"),
+    *("serve.dialects.openai", "serve.dialects.triton"),
     *("text.grammar", "text.messages", "text.template", "text.tokenizers"),
     *("trust.audit", "trust.guards", "trust.receipts", "trust.rules", "trust.text_rules"),
 }

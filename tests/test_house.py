@@ -17,7 +17,7 @@ from tests.house import (
 BOUNDS = {
     "rooms": 13,
     "doors": 222,
-    "doors below a top": 19,
+    "doors below a top": 12,
     "doors at the fullest top": 11,
     "arrows between rooms": 64,
     "files": 627,

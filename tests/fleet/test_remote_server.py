@@ -33,7 +33,7 @@ from tests.waiting import PATIENCE_S, eventually, free_port, started
 LIAR = "TEST_FINGERPRINT"
 LIES = f"""
 import os
-from ridgeline.engine import identity
+from ridgeline.engine.setup import identity
 identity.fingerprint = lambda facts: os.environ["{LIAR}"]
 from ridgeline.cli.main import main
 main()
