@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
+
+from ridgeline.cli.flags import UsageError
 
 # A flag that is in no section stands under "Options", which come first.
 SECTIONS = {
@@ -69,7 +72,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Command(TyperCommand):
-    """A command whose help has its flags in sections."""
+    """A command whose help has its flags in sections, and which answers old lines with new ones."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raise UsageError for a line that was of this command, and is another's now."""
+        if self.name == "simulate" and (line := _line_now(args)):
+            raise UsageError(f"simulate asks one question: write {line}")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, flags of no section, then each section that has any."""
@@ -85,6 +94,23 @@ class Command(TyperCommand):
             if entries:
                 with formatter.section(section):
                     formatter.write_dl(entries)
+
+
+def _line_now(args: list[str]) -> str:
+    """Return what a line of ``simulate`` that swept or replayed is now; empty for all others."""
+    words = [word for arg in args for word in (arg.split("=", 1) if arg[:2] == "--" else [arg])]
+    if "--sweep" in words:
+        words = ["--set" if word == "--sweep" else word for word in words]
+        return shlex.join(["ridgeline", "sweep", *words])
+    if "--replay" not in words[:-1]:
+        return ""
+    at = words.index("--replay")
+    trace, others = words[at + 1], words[:at] + words[at + 2 :]
+    if others and not others[0].startswith("-"):
+        others = ["--model", *others]
+    elif not others:
+        others = ["--diff"]  # without a flag a replay asks whether all decisions are the same
+    return shlex.join(["ridgeline", "replay", trace, *others])
 
 
 def _plain(flag: str) -> str:

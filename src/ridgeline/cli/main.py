@@ -44,7 +44,7 @@ from ridgeline.cli.commands.ps import ps
 from ridgeline.cli.commands.quantize import quantize
 from ridgeline.cli.commands.repl import answer, chat
 from ridgeline.cli.commands.replay import replay_command
-from ridgeline.cli.commands.simulate import simulate_command
+from ridgeline.cli.commands.simulate import simulate_command, sweep_command
 from ridgeline.cli.commands.stage import stage
 from ridgeline.cli.flags import UsageError, as_text, flags, reason_of, with_stdin
 from ridgeline.cli.help import App
@@ -108,6 +108,7 @@ app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
 app.command("quantize")(quantize)
 app.command("simulate")(simulate_command)
+app.command("sweep")(sweep_command)
 
 Model = models.Model
 Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL", help=models.MODEL_HELP)]

@@ -26,7 +26,6 @@ def config(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ((*RATE, "--objective", "goodput"), "give --sweep"),
         ((*RATE, "--router", "prefix"), "--router .* give --replicas"),
         ((*RATE, "--load-per-server"), "--load-per-server .* give --replicas"),
         ((*RATE, "--back-after", "3"), "give --kills-per-minute"),
@@ -52,6 +51,6 @@ def test_a_file_of_prompts_has_no_random_words(config: str, flag: str) -> None:
 
 
 def test_a_sweep_may_need_what_one_simulation_would_ignore(config: str) -> None:
-    table = ("--sweep", "turns=1,2", "--think-s", "0.1", "--objective", "ttft:p95")
-    done = CliRunner().invoke(app, ["simulate", config, *PLAIN, *LENGTHS, *RATE, *table])
+    table = ("--set", "turns=1,2", "--think-s", "0.1", "--objective", "ttft:p95")
+    done = CliRunner().invoke(app, ["sweep", config, *PLAIN, *LENGTHS, *RATE, *table])
     assert done.exit_code == 0, done.exception

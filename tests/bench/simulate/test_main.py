@@ -37,7 +37,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["simulate", *arguments])
+    """Simulate; with ``--set`` sweep."""
+    return CliRunner().invoke(app, ["sweep" if "--set" in arguments else "simulate", *arguments])
 
 
 def document(result: Result) -> dict[str, Any]:
@@ -231,8 +232,8 @@ def test_a_trace_of_it_is_replayed(model: Path, tmp_path: Path) -> None:  # noqa
 
 def test_a_sweep_finds_what_is_best_and_says_its_flags(model: Path, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "sweep.csv"
-    flags = (str(model), "--request-rate", "inf", *SHORT, *FEW, "--sweep", "max_num_seqs=1,8")
-    result = run(*flags, "--csv", str(path), "--sweep", "policy=orca,splitfuse")
+    flags = (str(model), "--request-rate", "inf", *SHORT, *FEW, "--set", "max_num_seqs=1,8")
+    result = run(*flags, "--csv", str(path), "--set", "policy=orca,splitfuse")
     found = document(result)
     assert len(found["sweep"]) == 4
     rates = [row["tok/s"] for row in found["sweep"]]
@@ -255,8 +256,8 @@ def test_several_replicas_share_a_load(model: Path) -> None:  # noqa: F811
     assert four["e2e"]["p95_ms"] == pytest.approx(one["e2e"]["p95_ms"] / 4, rel=0.15)
     assert four["itl_chunk_pooled"]["num"] == 12 * 8
     assert four["output_tokens_per_s"] > 3 * one["output_tokens_per_s"]
-    sweep = document(run(*flags, "--sweep", "replicas=1,2,4", "--sweep", "router=prefix"))
-    assert sweep["best"] == {"replicas": 4, "router": "prefix"}
+    found = document(run(*flags, "--set", "replicas=1,2,4", "--set", "router=prefix"))
+    assert found["best"] == {"replicas": 4, "router": "prefix"}
 
 
 def test_one_of_a_fleet_says_what_one_alone_does(model: Path) -> None:  # noqa: F811
@@ -272,7 +273,7 @@ def test_one_of_a_fleet_says_what_one_alone_does(model: Path) -> None:  # noqa: 
 
 def test_a_sweep_is_drawn(model: Path, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "sweep.svg"
-    flags = ("--request-rate", "inf", *SHORT, *FEW, "--sweep", "max_num_seqs=1,8")
+    flags = ("--request-rate", "inf", *SHORT, *FEW, "--set", "max_num_seqs=1,8")
     found = document(run(str(model), *flags, "--out", str(path)))
     drawn = ElementTree.fromstring(path.read_text())
     words = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
@@ -291,22 +292,21 @@ def test_a_sweep_is_drawn(model: Path, tmp_path: Path) -> None:  # noqa: F811
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--sweep", "replicas=0"), "not values for replicas"),
-        (("--sweep", "router=best"), "not values for router"),
+        (("--set", "replicas=0"), "not values for replicas"),
+        (("--set", "router=best"), "not values for router"),
         (("--replicas", "0"), "--replicas 0 is not from 1 to 1024"),
         (
             ("--router", "best"),
             "--router is 'best', not one of least-work, round-robin, least-",
         ),
         (("--replicas", "2", "--trace", "t.jsonl"), "give no --replicas"),
-        (("--out", "a.svg"), "give --sweep"),
-        (("--out", "a.png", "--sweep", "max_num_seqs=1"), "its name ends in .svg"),
-        (("--sweep", "colour=1"), "'colour' is not an option"),
-        (("--sweep", "max_num_seqs"), "write NAME=a,b,c"),
-        (("--sweep", "max_num_seqs=1,x"), "not values for max_num_seqs"),
-        (("--sweep", "policy=fifo"), "not values for policy"),
-        (("--sweep", "max_num_seqs=1", "--objective", "ttft"), "--objective ttft"),
-        (("--sweep", "max_num_seqs=1", "--objective", "goodput"), "needs limits"),
+        (("--out", "a.png", "--set", "max_num_seqs=1"), "its name ends in .svg"),
+        (("--set", "colour=1"), "'colour' is not an option"),
+        (("--set", "max_num_seqs"), "write NAME=a,b,c"),
+        (("--set", "max_num_seqs=1,x"), "not values for max_num_seqs"),
+        (("--set", "policy=fifo"), "not values for policy"),
+        (("--set", "max_num_seqs=1", "--objective", "ttft"), "--objective ttft"),
+        (("--set", "max_num_seqs=1", "--objective", "goodput"), "needs limits"),
         (("--prompt-tokens", "0"), "--prompt-tokens is 0"),
         (("--prompt-tokens", "9000"), "nothing can be simulated"),
         (("--goodput", "speed:1"), "not NAME:MILLISECONDS"),

@@ -121,7 +121,7 @@ def test_policy_steps_and_cache_are_options_of_the_engine(config: str) -> None:
 
 
 def test_a_sweep_tries_devices_and_formats(config: str) -> None:
-    flags = ("--on", "l40s", "--sweep", "on=l40s,h100-sxm", "--sweep", "dtype=int4", *AT_ONCE)
+    flags = ("--on", "l40s", "--set", "on=l40s,h100-sxm", "--set", "dtype=int4", *AT_ONCE)
     result = run(config, *flags, "--objective", "tpot:p50")
     found = document(result)
     assert [tuple(one["settings"].values()) for one in found["sweep"]] == [
@@ -154,9 +154,9 @@ def test_a_model_that_is_here_has_its_texts_there_too(model: Path) -> None:  # n
         (("--tensor-parallel-size", "auto"), "auto is about a device: name one with --on"),
         (("--on", "l4", "--threads", "2"), "--threads is about this machine: give no --on"),
         (("--on", "l4", "--calibration", "served"), "--calibration is about this machine"),
-        (("--on", "l4", "--sweep", "threads=1,2"), "--threads is about this machine"),
-        (("--on", "l4", "--sweep", "dtype=fp8,fp9"), "--dtype: there is no format 'fp9'"),
-        (("--sweep", "on=l4,l40s"), "'on' is not an option"),
+        (("--on", "l4", "--set", "threads=1,2"), "--threads is about this machine"),
+        (("--on", "l4", "--set", "dtype=fp8,fp9"), "--dtype: there is no format 'fp9'"),
+        (("--set", "on=l4,l40s"), "'on' is not an option"),
         (("--on", "t4", "--dtype", "bf16"), "t4 cannot compute bf16"),
         (("--on", "t4", "--tensor-parallel-size", "1"), "does not fit on one NVIDIA T4"),
         (("--on", "l4", "--max-model-len", "200000"), "more than the 131072 tokens"),
@@ -171,11 +171,9 @@ def test_what_makes_no_sense_is_one_line(config: str, flags: tuple[str, ...], wo
     assert words in said.replace("\n", " ")
 
 
-def test_a_config_has_no_tokenizer_and_a_trace_no_device(config: str) -> None:
+def test_a_config_has_no_tokenizer(config: str) -> None:
     result = run(config, "--on", "l4", "--max-concurrency", "1")
     assert "its tokenizer is not here, so give lengths in tokens" in str(result.exception)
-    result = run(config, "--on", "l4", "--replay", "trace.jsonl")
-    assert "give no --on" in result.output + str(result.exception)
 
 
 def test_answers_end_before_what_clients_allow_which_a_reservation_costs(

@@ -1,4 +1,4 @@
-"""``ridgeline explain`` and ``simulate --replay``: what they print, and how they refuse."""
+"""``ridgeline explain`` and ``replay``: what they print, and how they refuse."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_trace_with_a_hole_is_one_line(ridgeline: Run, trace: Path, tmp_path: 
 def test_other_settings_are_compared(ridgeline: Run, trace: Path, tmp_path: Path) -> None:
     events = tmp_path / "both.json"
     done = ridgeline(
-        "simulate", "--replay", str(trace), "--set", "max_num_seqs=12", "--diff",
+        "replay", str(trace), "--set", "max_num_seqs=12", "--diff",
         "--timeline", str(events),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -213,7 +213,7 @@ def test_a_change_within_the_error_and_the_range_is_told_apart(
             one["finish_s"] += late_s
     trace = tmp_path / "uneven.jsonl"
     trace.write_text("".join(json.dumps(one) + "\n" for one in (engine, *others)))
-    done = ridgeline("simulate", "--replay", str(trace), "--set", "max_num_batched_tokens=31")
+    done = ridgeline("replay", str(trace), "--set", "max_num_batched_tokens=31")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert "Outside of what was measured" not in done.stdout
@@ -227,7 +227,7 @@ def test_a_change_within_the_error_and_the_range_is_told_apart(
 
 def test_without_a_change_every_step_is_as_then(ridgeline: Run, trace: Path) -> None:
     """With the durations of then: what was recorded is beside what is decided now."""
-    done = ridgeline("simulate", "--replay", str(trace), "--diff")
+    done = ridgeline("replay", str(trace), "--diff")
     num_steps = sum('"type":"step"' in line for line in trace.read_text().splitlines())
     said = f"With recorded durations, {num_steps} of {num_steps} steps are decided the same."
     assert said in done.stdout
@@ -253,7 +253,7 @@ def test_decisions_that_were_other_ones_are_counted(
     step["num_copies"] += 1
     lines[place] = json.dumps(step)
     changed.write_text("\n".join(lines) + "\n")
-    done = ridgeline("simulate", "--replay", str(changed), "--diff")
+    done = ridgeline("replay", str(changed), "--diff")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])["replay"]
     assert found["num_equal_steps"] == found["num_steps"] - 1
@@ -271,7 +271,7 @@ def test_that_drafts_are_not_simulated_is_said(ridgeline: Run, trace: Path, tmp_
     drafted.write_text("\n".join(lines) + "\n")
     said = "rafts, which the recording has, are not simulated"
     for file, is_said in ((drafted, True), (trace, False)):
-        done = ridgeline("simulate", "--replay", str(file), "--set", "max_num_seqs=5")
+        done = ridgeline("replay", str(file), "--set", "max_num_seqs=5")
         assert done.returncode == 0, done.stderr
         *shown, last = done.stdout.splitlines()
         assert (f"D{said}." in shown) == is_said
@@ -283,8 +283,8 @@ def test_the_last_line_is_a_result_as_of_bench_serve(
 ) -> None:
     """Of the run with the other settings: bench compare reads it."""
     files = []
-    for number, changes in enumerate(([], ["--set", "max_num_seqs=12"])):
-        done = ridgeline("simulate", "--replay", str(trace), *changes)
+    for number, changes in enumerate((["--diff"], ["--set", "max_num_seqs=12"])):
+        done = ridgeline("replay", str(trace), *changes)
         files.append(tmp_path / f"{number}.json")
         files[-1].write_text(done.stdout)
         found = json.loads(done.stdout.splitlines()[-1])
@@ -304,7 +304,7 @@ def test_the_last_line_is_a_result_as_of_bench_serve(
 def test_a_trace_without_a_request_is_one_line(ridgeline: Run, trace: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text(trace.read_text().splitlines()[0] + "\n")
-    done = ridgeline("simulate", "--replay", str(short))
+    done = ridgeline("replay", str(short), "--diff")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"{short} has no finished request" in done.stderr
 
@@ -314,8 +314,8 @@ def test_a_trace_of_another_version_is_one_line(
 ) -> None:
     lines, other = trace.read_text().splitlines(), tmp_path / "other.jsonl"
     other.write_text("\n".join(line.replace('"num_outside"', '"outside"') for line in lines))
-    for changes in ([], ["--set", "max_num_seqs=12"]):
-        done = ridgeline("simulate", "--replay", str(other), *changes)
+    for changes in (["--diff"], ["--set", "max_num_seqs=12"]):
+        done = ridgeline("replay", str(other), *changes)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert "other.jsonl, line 2, has no 'num_outside': is it of another version?" in done.stderr
 
@@ -328,8 +328,8 @@ def test_a_trace_from_before_a_setting_is_read(ridgeline: Run, trace: Path, tmp_
     assert "looks_ahead" in settings
     assert "looks_ahead" not in older.read_text()
     now.write_text(trace.read_text())
-    for command in (["simulate", "--replay"], ["explain"]):
-        done, expected = (ridgeline(*command, str(file)) for file in (older, now))
+    for command, *flags in (["replay", "--diff"], ["explain"]):
+        done, expected = (ridgeline(command, str(file), *flags) for file in (older, now))
         assert (done.returncode, done.stderr) == (0, expected.stderr)
         assert done.stdout.replace("older.jsonl", "now.jsonl") == expected.stdout
 
@@ -339,7 +339,7 @@ def test_a_calibration_gives_the_times_where_a_model_is_named(
 ) -> None:
     monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path / "home"))
     model = write_model(tmp_path / "tiny")
-    refused = ridgeline("simulate", str(model), "--replay", str(trace))
+    refused = ridgeline("replay", str(trace), "--model", str(model))
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "was not calibrated here in this form: run ridgeline calibrate" in refused.stderr
     checkpoint = load_checkpoint(model)
@@ -347,7 +347,7 @@ def test_a_calibration_gives_the_times_where_a_model_is_named(
     assumed = assume(checkpoint.path, checkpoint.arch, config)
     measured = replace(assumed, source="measured", times=TIMES.scaled(3.0))
     save_calibration(tmp_path / "home", measured)
-    done = ridgeline("simulate", str(model), "--replay", str(trace))
+    done = ridgeline("replay", str(trace), "--model", str(model))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["prediction"]["source"] == "calibrated"
@@ -361,22 +361,30 @@ def test_a_calibration_gives_the_times_where_a_model_is_named(
     [
         (["--set", "max_seqs=4"], 1, "no setting 'max_seqs'; did you mean max_num_seqs?"),
         (["--set", "num_blocks=2"], 1, "the KV cache has 2"),
-        (["--max-num-seqs", "4"], 2, "with --replay write --set max_num_seqs=4"),
-        (["--threads", "1"], 2, "--threads chooses among the calibrations of a MODEL"),
-        (["--kv-cache-memory", "1GiB"], 2, "--kv-cache-memory changes nothing about a replay"),
-        (["--request-rate", "4"], 2, "--request-rate cannot be given: the file"),
-        (["--sweep", "policy=orca"], 2, "--replay serves the requests of its trace"),
+        (["--threads", "1"], 2, "--threads chooses among the calibrations of a model"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(
     ridgeline: Run, trace: Path, arguments: list[str], status: int, words: str
 ) -> None:
-    done = ridgeline("simulate", "--replay", str(trace), *arguments)
+    done = ridgeline("replay", str(trace), *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (status, 1)
     assert words in done.stderr
 
 
-def test_what_is_about_a_trace_needs_one(ridgeline: Run) -> None:
-    done = ridgeline("simulate", "--request-rate", "1", "--set", "policy=orca")
+@pytest.mark.parametrize(
+    ("line", "now"),
+    [
+        ("--replay t.jsonl", "replay t.jsonl --diff"),
+        ("--replay=t.jsonl --set policy=orca", "replay t.jsonl --set policy=orca"),
+        ("tiny --replay t.jsonl --threads 1", "replay t.jsonl --model tiny --threads 1"),
+        (
+            "tiny --request-rate 2 --sweep max_num_seqs=1,8 --objective ttft:p95",
+            "sweep tiny --request-rate 2 --set max_num_seqs=1,8 --objective ttft:p95",
+        ),
+    ],
+)
+def test_an_old_line_is_answered_with_the_new_one(ridgeline: Run, line: str, now: str) -> None:
+    done = ridgeline("simulate", *line.split())
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "give --replay" in done.stderr
+    assert done.stderr.endswith(f": write ridgeline {now}\n")

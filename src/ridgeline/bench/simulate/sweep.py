@@ -1,4 +1,4 @@
-"""``ridgeline simulate --sweep``: the same load under other options, each simulated, and the best.
+"""``ridgeline sweep``: the same load under other options, each simulated, and the best.
 
 Simulations run in processes of their own, one for each core. The picture of a sweep has a row for
 each combination, and a column of bars for each figure.
@@ -129,9 +129,9 @@ def parse_sweep(text: str, *, is_on_device: bool = False) -> tuple[str, list[Any
         kinds |= {one: get_type_hints(PlanFlags)[one] for one in _OF_DEVICE}
         known += _OF_DEVICE
     if name not in known or name in _NOT_SWEPT:
-        raise ValueError(f"--sweep {text}: {name!r} is not an option of the engine or of the load")
+        raise ValueError(f"--set {text}: {name!r} is not an option of the engine or of the load")
     if not equals or not all(listed.split(",")):
-        raise ValueError(f"--sweep {text}: write NAME=a,b,c, such as max_num_seqs=16,64")
+        raise ValueError(f"--set {text}: write NAME=a,b,c, such as max_num_seqs=16,64")
     try:
         values = [_value(kinds[name], part) for part in listed.split(",")]
         for value in values if name in _OF_FLEET else ():
@@ -139,7 +139,7 @@ def parse_sweep(text: str, *, is_on_device: bool = False) -> tuple[str, list[Any
         return name, values
     except (ValueError, KeyError):
         raise ValueError(
-            f"--sweep {text}: some of these are not values for {name}: see ridgeline simulate -h"
+            f"--set {text}: some of these are not values for {name}: see ridgeline sweep -h"
         ) from None
 
 

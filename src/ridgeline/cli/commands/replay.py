@@ -1,11 +1,10 @@
-"""``ridgeline replay`` decides a trace again; ``simulate --replay`` does so with other settings."""
+"""``ridgeline replay`` decides a trace again, or serves it with other settings."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from rich.table import Table
 from ridgeline.bench.load.stats import DEFINITIONS, summarise
 from ridgeline.bench.simulate.main import date_of
 from ridgeline.bench.simulate.predicted import outcomes_of
-from ridgeline.cli.flags import UsageError
+from ridgeline.cli.flags import UsageError, flags
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.engine.calibration import known
 from ridgeline.engine.setup.home import default_home, locate
@@ -41,15 +40,44 @@ _LISTED = 10  # requests that gained most, and that lost most
 _OF_CALIBRATIONS = ("backend", "dtype", "kv_cache_dtype", "threads")  # what tells them apart
 
 
+@flags("options", Options, only=_OF_CALIBRATIONS)
 def replay_command(
     trace: Annotated[Path, typer.Argument(help="A file written by --trace.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model whose calibration is the clock. Default: the times of the trace."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Another setting; repeatable."),
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="The first other decision, and each request.")
+    ] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="A file with both runs, for ui.perfetto.dev.")
+    ] = None,
+    *,
+    options: Options,
 ) -> None:
     """Repeat every decision of a recorded run, and say whether all are equal.
 
-    With other settings: ridgeline simulate --replay TRACE --set NAME=VALUE --diff
+    With any flag its requests are served again: they arrive as in the trace, once with its own
+    settings and once with those of --set. Steps take as long as those of the trace usually did, or
+    with --model as long as its calibration says. Without --set it says how many steps are decided
+    as they were, if each takes as long as it did. The last line is then one JSON document.
     """
-    if not _decide_again(read_whole(trace), console(160, markup=True)):
+    given = [f"--{name.replace('_', '-')}" for name in _OF_CALIBRATIONS if _is_given(options, name)]
+    if given and model is None:
+        raise UsageError(f"{given[0]} chooses among the calibrations of a model: give --model")
+    if changes or diff or timeline or model is not None:
+        _serve_again(trace, model, changes or [], options, diff=diff, timeline_file=timeline)
+    elif not _decide_again(read_whole(trace), console(160, markup=True)):
         raise typer.Exit(1)
+
+
+def _is_given(options: Options, name: str) -> bool:
+    return bool(getattr(options, name) != getattr(Options(), name))
 
 
 def _decide_again(records: list[Json], console: Console) -> bool:
@@ -84,7 +112,7 @@ def _short(value: object) -> str:
 # --- with other settings -------------------------------------------------------------------------
 
 
-def serve_again(
+def _serve_again(
     trace: Path,
     model: str | None,
     changes: list[str],
@@ -99,7 +127,6 @@ def serve_again(
     changes and a model it is the trace's own: what was recorded is compared with what is decided
     now. Raises ValueError if there is no calibration, or the trace is too short.
     """
-    _check_options(options, model)
     records = read_whole(trace)
     settings = settings_of(records)
     if not any(record.get("type") == "request" for record in records):
@@ -180,22 +207,6 @@ def _prediction(source: str, calibration: Calibration | None = None) -> dict[str
     }
 
 
-def _check_options(options: Options, model: str | None) -> None:
-    """Raise UsageError for an option that would change nothing."""
-    settings = {field.name for field in fields(EngineRecord)}
-    default = Options()
-    for field in fields(Options):
-        value, flag = getattr(options, field.name), "--" + field.name.replace("_", "-")
-        if value == getattr(default, field.name):
-            continue
-        if field.name in settings:
-            raise UsageError(f"{flag}: with --replay write --set {field.name}={value}")
-        if field.name not in _OF_CALIBRATIONS:
-            raise UsageError(f"{flag} changes nothing about a replay")
-        if model is None:
-            raise UsageError(f"{flag} chooses among the calibrations of a MODEL: name one")
-
-
 def _calibrated(model: str, options: Options) -> Calibration:
     checkpoint = load_checkpoint(locate(model).path)
     config = resolve(options, checkpoint)
@@ -203,7 +214,7 @@ def _calibrated(model: str, options: Options) -> Calibration:
     if calibration.source == "assumed":
         raise ValueError(
             f"{model} was not calibrated here in this form: run ridgeline calibrate {model}, or "
-            "leave the model out to take the times of the trace"
+            "leave --model out to take the times of the trace"
         )
     return calibration
 

@@ -1,9 +1,9 @@
-"""``ridgeline simulate``: what ``bench serve`` would measure, without a server."""
+"""``ridgeline simulate`` and ``sweep``: what ``bench serve`` would measure, without a server."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,9 +15,8 @@ from ridgeline.bench.simulate.engines import check_options
 from ridgeline.bench.simulate.main import Scenario, check_fleet, like, simulate_load
 from ridgeline.bench.simulate.sweep import sweep_loads
 from ridgeline.cli.commands.models import MODEL_HELP
-from ridgeline.cli.commands.replay import serve_again
 from ridgeline.cli.flags import UsageError, flags
-from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.options import Options, flag_field
 from ridgeline.foresight.simulator.workload import Workload, parse_length
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import AUTO, OF_DEVICE
@@ -45,131 +44,85 @@ def check_device(plan_flags: PlanFlags) -> None:
 
 
 _MODEL = Annotated[
-    str | None,
-    typer.Argument(
-        help=f"{MODEL_HELP} With --on, a config.json too. With --replay: its calibration is the "
-        "clock."
-    ),
+    str, typer.Argument(help=f"{MODEL_HELP} With --on, a config.json too.", show_default=False)
 ]
-_EDGE = Annotated[
-    list[str] | None,
-    typer.Option(metavar="RESULT,TRACE", help=EDGE_HELP),
-]
-_DRAFTS = Annotated[
-    str,
-    typer.Option(
-        help="Speculative decoding: 4:0.6 means 4 draft tokens, each accepted with probability 0.6."
-    ),
-]
-
-_ROUTER = Annotated[
-    str,
-    typer.Option(
-        help="With --replicas: least-work (as serve), least-tokens, prefix or round-robin."
-    ),
-]
-_ENDPOINT = Annotated[
-    Literal["chat", "completions"],
-    typer.Option(
-        help="chat puts prompts into the chat template; completions sends them as they are."
-    ),
-]
-_PROMPT_TOKENS = Annotated[
-    str | None, typer.Option(help="Random tokens of a prompt: 128, or 128:0.5 to vary.")
-]
-_NEW_TOKENS = Annotated[
-    str | None, typer.Option(help="Tokens of an answer, as above. The same as --max-tokens.")
-]
-_OBJECTIVE = Annotated[
-    str, typer.Option(help="With --sweep: throughput, goodput, or a latency such as ttft:p95.")
-]
-_REPLAY = Annotated[
-    Path | None, typer.Option(help="Simulate the requests of a trace (serve --trace).")
-]
-_PER_SERVER = Annotated[
-    bool,
-    typer.Option(
-        "--load-per-server",
-        help="With --replicas: --request-rate and --num-prompts are those of each server.",
-    ),
-]
-_KILLS = Annotated[
-    str,
-    typer.Option(
-        help="With --replicas: servers that fail per minute, such as 12, or 10% of them; their "
-        "requests continue on others."
-    ),
-]
-_BACK = Annotated[
-    float,
-    typer.Option("--back-after", help="Seconds until a failed server is back."),
-]
-_ANSWER_TOKENS = Annotated[
-    str | None,
-    typer.Option(
-        help="Tokens of answers that end before --max-tokens: 128, or 128:0.5 to vary. The "
-        "scheduler does not know them."
-    ),
-]
+_GOODPUT = Annotated[list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS.")]
+_EDGE = Annotated[list[str] | None, typer.Option(metavar="RESULT,TRACE", help=EDGE_HELP)]
 _LIKE = Annotated[
     Path | None, typer.Option("--like", help="Use the load of this bench serve result (JSON).")
 ]
-_SWEEP = Annotated[
-    list[str] | None,
-    typer.Option(help="NAME=a,b,c: try values of an option or of the load; repeatable."),
-]
-_CHANGES = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="With --replay: a setting; repeatable."),
-]
-_CALIBRATION = Annotated[
-    Literal["newest", "measured", "served"],
-    typer.Option(help="Which step times: those that calibrate measured, or a server learnt."),
-]
 
 
-@flags(
-    "plan_flags",
-    PlanFlags,
-    only=(*OF_DEVICE, *_FORMATS),
-    helps=ON_HELPS
-    | {
-        "dtype": "Format of the weights: as for serve; with --on, as for plan.",
-        "kv_cache_dtype": "Format of keys and values: as for serve; with --on, as for plan.",
-    },
-)
-# The seed of the load decides all; formats and ranks are among the plan_flags.
-@flags("options", Options, fixed={"seed": None, "tensor_parallel_size": 1} | _FORMATS)
-@flags("load", Workload, unless=("like_result", "replay"))
+@dataclass(frozen=True, kw_only=True)
+class ScenarioFlags:
+    """What is simulated beside the engine's options and the load; each field is a flag."""
+
+    endpoint: Literal["chat", "completions"] = flag_field(
+        "chat",
+        "chat puts prompts into the chat template; completions sends them as they are.",
+    )
+    prompt_tokens: str | None = flag_field(
+        None, "Random tokens of a prompt: 128, or 128:0.5 to vary."
+    )
+    new_tokens: str | None = flag_field(
+        None, "Tokens of an answer, as above. The same as --max-tokens."
+    )
+    answer_tokens: str | None = flag_field(
+        None,
+        "Tokens of answers that end before --max-tokens: 128, or 128:0.5 to vary. The scheduler "
+        "does not know them.",
+    )
+    replicas: int = flag_field(1, "Number of servers that share the load.")
+    router: str = flag_field(
+        "least-tokens",
+        "With --replicas: least-work (as serve), least-tokens, prefix or round-robin.",
+    )
+    load_per_server: bool = flag_field(
+        False, "With --replicas: --request-rate and --num-prompts are those of each server."
+    )
+    kills_per_minute: str = flag_field(
+        "0",
+        "With --replicas: servers that fail per minute, such as 12, or 10% of them; their requests "
+        "continue on others.",
+    )
+    back_after: float = flag_field(10.0, "Seconds until a failed server is back.")
+    drafts: str = flag_field(
+        "",
+        "Speculative decoding: 4:0.6 means 4 draft tokens, each accepted with probability 0.6.",
+    )
+    calibration: Literal["newest", "measured", "served"] = flag_field(
+        "newest", "Which step times: those that calibrate measured, or a server learnt."
+    )
+
+
+def _scenario_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags that say what is simulated: load, engine, device and servers."""
+    of_device = flags(
+        "plan_flags",
+        PlanFlags,
+        only=(*OF_DEVICE, *_FORMATS),
+        helps=ON_HELPS
+        | {
+            "dtype": "Format of the weights: as for serve; with --on, as for plan.",
+            "kv_cache_dtype": "Format of keys and values: as for serve; with --on, as for plan.",
+        },
+    )
+    # The seed of the load decides all; formats and ranks are among the plan_flags.
+    of_engine = flags(
+        "options", Options, fixed={"seed": None, "tensor_parallel_size": 1} | _FORMATS
+    )
+    of_load = flags("load", Workload, unless=("like_result",))
+    return of_device(of_engine(of_load(flags("asked", ScenarioFlags)(command))))
+
+
+@_scenario_flags
 def simulate_command(
-    model: _MODEL = None,
-    endpoint: _ENDPOINT = "chat",
-    prompt_tokens: _PROMPT_TOKENS = None,
-    new_tokens: _NEW_TOKENS = None,
-    answer_tokens: _ANSWER_TOKENS = None,
-    goodput: Annotated[list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS.")] = None,
+    model: _MODEL,
+    goodput: _GOODPUT = None,
     like_result: _LIKE = None,
-    sweep: _SWEEP = None,
-    objective: _OBJECTIVE = "throughput",
-    csv: Annotated[Path | None, typer.Option(help="With --sweep: a file for the table.")] = None,
-    out: Annotated[Path | None, typer.Option(help="With --sweep: an .svg file to draw.")] = None,
-    replicas: Annotated[int, typer.Option(help="Number of servers that share the load.")] = 1,
-    router: _ROUTER = "least-tokens",
-    load_per_server: _PER_SERVER = False,
-    kills_per_minute: _KILLS = "0",
-    back_after: _BACK = 10.0,
-    drafts: _DRAFTS = "",
     edge: _EDGE = None,
-    calibration: _CALIBRATION = "newest",
-    replay: _REPLAY = None,
-    changes: _CHANGES = None,
-    diff: Annotated[
-        bool, typer.Option("--diff", help="With --replay: first difference, each request.")
-    ] = False,
-    timeline: Annotated[
-        Path | None, typer.Option(help="With --replay: both runs, for ui.perfetto.dev.")
-    ] = None,
     *,
+    asked: ScenarioFlags,
     plan_flags: PlanFlags,
     options: Options,
     load: Workload | None,
@@ -181,38 +134,50 @@ def simulate_command(
     enough then. Answers are as long as --max-tokens allows, or as --answer-tokens. The last line
     is one JSON document. Status 1 if no request could be served.
 
-    With --replay, requests arrive as in the trace, once with its own settings and once with
-    those of --set. Steps take as long as those of the trace usually did, or with MODEL as long as
-    its calibration says. Without --set it says how many steps are decided as they were, if each
-    takes as long as it did.
+    Other values of an option or of the load: ridgeline sweep. The requests of a trace: replay.
     """
-    options = _check_device(plan_flags, options, calibration)
-    if replay is not None:
-        if plan_flags.names_device:
-            raise UsageError("--replay serves the requests of its trace here: give no --on")
-        of_loads = (like_result, prompt_tokens, new_tokens, answer_tokens, goodput, sweep, csv, out)
-        given = (endpoint, objective, router, load_per_server, back_after, calibration, replicas)
-        usual = ("chat", "throughput", "least-tokens", False, 10.0, "newest", 1)
-        if any((*of_loads, edge, drafts, kills_per_minute != "0", given != usual)):
-            raise UsageError("--replay serves the requests of its trace: give no other load")
-        serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
-        return
-    if changes or diff or timeline:
-        raise UsageError("--set, --diff and --timeline are about a trace: give --replay")
-    if model is None:
-        raise UsageError("name a model; only --replay does without")
-    lengths = {"prompt_tokens": prompt_tokens, "answer_tokens": answer_tokens}
-    scenario = _scenario(model, endpoint, load, like_result, lengths, new_tokens, goodput)
-    scenario = replace(scenario, replicas=replicas, router=router, drafts=drafts)
-    scenario = replace(scenario, kills_per_minute=kills_per_minute, back_after_s=back_after)
-    scenario = replace(scenario, is_load_per_server=load_per_server)
-    edges = read_edge(edge) if edge else None
-    scenario = replace(scenario, edge=edges, calibration=calibration, plan_flags=plan_flags)
-    _check(scenario, options, objective, csv, out, is_sweep=bool(sweep))
-    if sweep:
-        sweep_loads(scenario, options, sweep, objective, csv, out)
-    elif not simulate_load(scenario, replace(options, trace=None), _path(options.trace)):
+    options = _check_device(plan_flags, options, asked.calibration)
+    scenario = _scenario(model, asked, plan_flags, load, like_result, goodput, edge)
+    _check(scenario, options)
+    _check_alone(scenario)
+    if not simulate_load(scenario, replace(options, trace=None), _path(options.trace)):
         raise typer.Exit(1)
+
+
+@_scenario_flags
+def sweep_command(
+    model: _MODEL,
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set", metavar="NAME=a,b,c", help="Values of an option or of the load; repeatable."
+        ),
+    ],
+    objective: Annotated[
+        str, typer.Option(help="What is best: throughput, goodput, or a latency such as ttft:p95.")
+    ] = "throughput",
+    csv: Annotated[Path | None, typer.Option(help="A file for the table.")] = None,
+    out: Annotated[Path | None, typer.Option(help="An .svg file to draw.")] = None,
+    goodput: _GOODPUT = None,
+    like_result: _LIKE = None,
+    edge: _EDGE = None,
+    *,
+    asked: ScenarioFlags,
+    plan_flags: PlanFlags,
+    options: Options,
+    load: Workload | None,
+) -> None:
+    """Simulate a load under each combination of settings, and say which is best.
+
+    Each is what ridgeline simulate would say of it, in a process of its own. The last line is one
+    JSON document.
+    """
+    options = _check_device(plan_flags, options, asked.calibration)
+    scenario = _scenario(model, asked, plan_flags, load, like_result, goodput, edge)
+    _check(scenario, options)
+    if out is not None and out.suffix.lower() != ".svg":
+        raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
+    sweep_loads(scenario, options, settings, objective, csv, out)
 
 
 def _check_device(plan_flags: PlanFlags, options: Options, calibration: str) -> Options:
@@ -238,30 +203,31 @@ def _check_device(plan_flags: PlanFlags, options: Options, calibration: str) -> 
 
 def _scenario(
     model: str,
-    endpoint: str,
+    asked: ScenarioFlags,
+    plan_flags: PlanFlags,
     load: Workload | None,
     like_result: Path | None,
-    lengths: Mapping[str, str | None],
-    new_tokens: str | None,
     goodput: list[str] | None,
+    edge: list[str] | None,
 ) -> Scenario:
     """Return what is to be simulated. Raises UsageError for flags that make no sense together."""
+    endpoint: str = asked.endpoint
     try:
         limits = tuple(goodput or ())
         parse_limits(limits)
-        for name, text in {**lengths, "new_tokens": new_tokens}.items():
-            if text is not None:
+        for name in ("prompt_tokens", "answer_tokens", "new_tokens"):
+            if (text := getattr(asked, name)) is not None:
                 parse_length(text, name)
         if load is None:
             assert like_result is not None
             load, others = like(like_result)
             endpoint = others.get("endpoint", endpoint)
             limits = limits or tuple(others.get("goodput") or ())
-        if new_tokens is not None:
-            if like_result is None and load.max_tokens not in (None, new_tokens):
+        if asked.new_tokens is not None:
+            if like_result is None and load.max_tokens not in (None, asked.new_tokens):
                 raise ValueError("--new-tokens and --max-tokens both say how long answers are")
-            load = replace(load, max_tokens=new_tokens)
-        if lengths["prompt_tokens"] is not None:
+            load = replace(load, max_tokens=asked.new_tokens)
+        if asked.prompt_tokens is not None:
             if load.prompts or load.trace_file or load.lengths_from:
                 raise ValueError("--prompt-tokens makes prompts itself: give no file of others")
             if like_result is None and load.prompt_words is not None:
@@ -272,22 +238,23 @@ def _scenario(
         model=model,
         load=load,
         endpoint=endpoint,
-        prompt_tokens=lengths["prompt_tokens"],
-        answer_tokens=lengths["answer_tokens"],
+        prompt_tokens=asked.prompt_tokens,
+        answer_tokens=asked.answer_tokens,
         goodput=limits,
+        replicas=asked.replicas,
+        router=asked.router,
+        is_load_per_server=asked.load_per_server,
+        kills_per_minute=asked.kills_per_minute,
+        back_after_s=asked.back_after,
+        drafts=asked.drafts,
+        edge=read_edge(edge) if edge else None,
+        calibration=asked.calibration,
+        plan_flags=plan_flags,
     )
 
 
-def _check(
-    scenario: Scenario,
-    options: Options,
-    objective: str,
-    csv: Path | None,
-    out: Path | None,
-    *,
-    is_sweep: bool,
-) -> None:
-    """Raise UsageError for what makes no sense, or would say nothing without another flag."""
+def _check(scenario: Scenario, options: Options) -> None:
+    """Raise UsageError for what makes no sense."""
     if options.speculative_config not in (None, "off"):
         raise UsageError("a simulation has no texts to guess from: say with --drafts what is right")
     try:
@@ -297,14 +264,6 @@ def _check(
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(error) from error
-    if not is_sweep:
-        if csv or out:
-            raise UsageError("--csv and --out are about a table: give --sweep")
-        if objective != "throughput":
-            raise UsageError("--objective chooses among the rows of a table: give --sweep")
-        _check_alone(scenario)
-    if out is not None and out.suffix.lower() != ".svg":
-        raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
 
 
 def _check_alone(scenario: Scenario) -> None:
