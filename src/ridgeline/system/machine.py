@@ -6,7 +6,6 @@ and writes whole files. What a system other than Linux lacks of these is missing
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import hashlib
@@ -243,7 +242,7 @@ def _heap() -> _Allocated | None:
 
 def give_back() -> None:
     """Give memory that was freed back to the system; glibc alone would keep tens of MB of it."""
-    with contextlib.suppress(AttributeError):  # another C library
+    with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -478,25 +477,10 @@ def make_once(file: Path, content: Callable[[], bytes]) -> None:
         with os.fdopen(descriptor, "wb") as out:
             out.write(content())
             os.fsync(out.fileno())
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             os.link(draft, file)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def lock_file(path: Path) -> int:
-    """Return the descriptor of a file that no other process has locked, made if need be.
-
-    Closed, it is unlocked. Raises BlockingIOError if one has it, and OSError if it cannot be had.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if fcntl:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def folder_name(text: str) -> str:
@@ -508,9 +492,14 @@ def folder_name(text: str) -> str:
 def rename(partial: Path, target: Path) -> None:
     """Rename at once and for good, even if the power fails after it. Raises OSError."""
     os.replace(partial, target)
-    with suppress(OSError):  # not every system syncs a directory
-        folder = os.open(target.parent, os.O_RDONLY)
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let new names in a folder outlast a power failure; not every system can do that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(descriptor)
         finally:
-            os.close(folder)
+            os.close(descriptor)

@@ -9,12 +9,10 @@ goes first, and before it those of other names: of a model, formats or code that
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import re
 import struct
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -23,7 +21,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from ridgeline.system.machine import free_bytes, lock_file
+from ridgeline.system.append_log import AppendLog, FileLock
+from ridgeline.system.machine import free_bytes
 from ridgeline.system.report import decimal_size
 
 _MAGIC = b"RLKV0001"
@@ -95,25 +94,25 @@ class RecordForm(NamedTuple):
 class _Segment:
     """A file of records; it is closed when nobody uses it any more."""
 
-    def __init__(self, path: Path, form_of: dict[bytes, RecordForm], flags: int) -> None:
+    def __init__(self, path: Path, form_of: dict[bytes, RecordForm], *, can_write: bool) -> None:
         """Open a file, of whose header ``form_of`` says which form its records have.
 
         Raises OSError, and ValueError if it is none of ours.
         """
-        self.path = path
-        self._file = os.open(path, flags)
-        weakref.finalize(self, os.close, self._file)
-        header = os.pread(self._file, _HEADER_BYTES, 0)
+        self.log = AppendLog(path, os.O_RDWR if can_write else os.O_RDONLY)
+        header = os.pread(self.log.file.fileno(), _HEADER_BYTES, 0)
         if header not in form_of:
             raise ValueError(f"{path} has another form")
         self.form = form_of[header]
-        self.num_bytes = os.fstat(self._file).st_size
         self.used = 0  # when, in reads and writes
+        whole = self.place(self.num_records)
+        if can_write and whole < self.log.num_bytes:
+            self.log.cut(whole)
 
     @property
     def num_records(self) -> int:
         """How many are whole."""
-        return (self.num_bytes - _HEADER_BYTES) // self.form.record_bytes
+        return (self.log.num_bytes - _HEADER_BYTES) // self.form.record_bytes
 
     def place(self, number: int) -> int:
         """Return where a record begins."""
@@ -123,24 +122,16 @@ class _Segment:
         """Yield the heads of all records."""
         size = self.form.head.size + _CHECK_BYTES
         for number in range(self.num_records):
-            yield os.pread(self._file, size, self.place(number))
+            yield os.pread(self.log.file.fileno(), size, self.place(number))
 
     def read(self, number: int, room: memoryview) -> int:
         """Put a record, as it is stored, into ``room``; return how many bytes there are of it."""
-        return os.preadv(self._file, [room], self.place(number))
+        return os.preadv(self.log.file.fileno(), [room], self.place(number))
 
     def append(self, record: KeptBlock) -> int:
         """Add a record behind those that are whole; return its number. Raises OSError."""
         number = self.num_records
-        begin = self.place(number)
-        try:
-            if os.pwritev(self._file, self.form.written(record), begin) < self.form.record_bytes:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(self._file, begin)
-            raise
-        self.num_bytes = begin + self.form.record_bytes
+        self.log.append(*self.form.written(record))
         return number
 
 
@@ -184,7 +175,7 @@ class Segments:
         self._index: dict[bytes, tuple[_Segment, int]] = {}
         self._segments: list[_Segment] = []
         self._lock, self._clock, self.num_bad = Lock(), 0, 0
-        self._unlock: Callable[[], object] = lambda: None
+        self._writes: FileLock | None = None
         self.can_write = self._begin() and most_bytes >= least
         for path in sorted(one for one in self.folder.glob("*.kv") if _SEGMENT.match(one.name)):
             self._enter(path)
@@ -212,20 +203,16 @@ class Segments:
             self._say(f"--kv-disk: no blocks are kept in {self._top}: {error.strerror}")
             return False
         try:
-            lock = lock_file(self.folder / "lock")
+            self._writes = FileLock(self.folder / "lock")
         except BlockingIOError:
             self._say(f"--kv-disk: another process writes to {self.folder}: this one only reads")
         except OSError as error:
             self._say(f"--kv-disk: {self.folder} is only read: {error.strerror}")
-        else:
-            self._unlock = weakref.finalize(self, os.close, lock)
-            return True
-        return False
+        return self._writes is not None
 
     def _enter(self, path: Path) -> None:
         try:
-            flags = os.O_RDWR if self.can_write else os.O_RDONLY
-            segment = _Segment(path, self._form_of, flags)
+            segment = _Segment(path, self._form_of, can_write=self.can_write)
         except (OSError, ValueError):  # damaged at its beginning, or no file of ours
             self.num_bad += 1
             return
@@ -242,7 +229,7 @@ class Segments:
     @property
     def num_bytes(self) -> int:
         """What all segments under this name take."""
-        return sum(one.num_bytes for one in tuple(self._segments))
+        return sum(one.log.num_bytes for one in tuple(self._segments))
 
     def room(self, count: int, form: RecordForm) -> list[memoryview]:
         """Return room for this number of records, on huge pages where the system has them."""
@@ -297,7 +284,7 @@ class Segments:
         """Let go of the folder."""
         with self._lock:
             self.can_write = False
-            self._unlock()
+            self._writes = None
             self._segments.clear()
             self._index.clear()
 
@@ -309,16 +296,15 @@ class Segments:
         last = next((one for one in reversed(self._segments) if one.form == form), None)
         if last is not None and last.place(last.num_records + 1) <= self._segment_bytes:
             return last
-        number = 1 + max((int(one.path.stem) for one in self._segments), default=0)
+        number = 1 + max((int(one.log.path.stem) for one in self._segments), default=0)
         path = self.folder / f"{number:08d}.kv"
         while path.exists():  # one of another form
             number += 1
             path = self.folder / f"{number:08d}.kv"
         self._make_room()
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
-        with open(file, "wb") as begun:
-            begun.write(self._header_of[form])
-        self._segments.append(segment := _Segment(path, self._form_of, os.O_RDWR))
+        begun = AppendLog(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+        begun.append(self._header_of[form])
+        self._segments.append(segment := _Segment(path, self._form_of, can_write=True))
         return segment
 
     def _make_room(self) -> None:
@@ -336,8 +322,8 @@ class Segments:
             gone = [key for key, (segment, _) in self._index.items() if segment is oldest]
             for key in gone:
                 del self._index[key]
-            oldest.path.unlink(missing_ok=True)
-            over -= oldest.num_bytes
+            oldest.log.path.unlink(missing_ok=True)
+            over -= oldest.log.num_bytes
 
     def _others(self) -> Iterator[tuple[Path, int]]:
         """Yield the folders of other names with their sizes, the one that was written first."""
@@ -350,7 +336,7 @@ class Segments:
 def _removed(folder: Path) -> bool:
     """Remove the records of another name, unless a process writes them; return whether it did."""
     try:
-        lock = lock_file(folder / "lock")
+        lock = FileLock(folder / "lock")
     except OSError:
         return False
     try:
@@ -360,7 +346,7 @@ def _removed(folder: Path) -> bool:
     except OSError:
         return False
     finally:
-        os.close(lock)
+        lock.release()
     return True
 
 

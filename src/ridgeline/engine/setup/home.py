@@ -14,12 +14,8 @@ from pathlib import Path
 from ridgeline.engine.setup.progress import bytes_bar, say
 from ridgeline.model.hub.local_models import ModelStores
 from ridgeline.model.hub.search import LocalModel, NotPulledError, find_model, home_expanded
+from ridgeline.system.append_log import HAS_LOCKS, FileLock
 from ridgeline.system.machine import available_bytes, users_home
-
-try:
-    import fcntl
-except ImportError:  # of no use, and not there, on Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 def default_home() -> Path:
@@ -66,11 +62,11 @@ def _listed(folder: Path) -> list[Path]:
 
 def _remove_unlocked(file: Path) -> None:
     """Remove a file unless a process has it locked, which ends with the process."""
-    if fcntl is None:
-        return
-    with suppress(OSError), file.open("r+b") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        lock = FileLock(file)
+        if HAS_LOCKS:  # else it may be another's
+            file.unlink(missing_ok=True)
+        lock.release()
 
 
 def why_unwritable(directory: Path) -> str | None:

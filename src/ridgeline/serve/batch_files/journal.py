@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ridgeline.model.files.tensors import naming
+from ridgeline.system.append_log import AppendLog, FileLock
 
-_FORM = 1  # of the file
+_FORM, _MODE = 1, 0o666  # of the file; the user's mask says who may read it
 
 
 class Journal:
@@ -37,18 +35,16 @@ class Journal:
         Raises ValueError if it is of another batch, or another process has it, and OSError.
         """
         self.path = path
-        self._lock = FileLock(f"{path}.lock", blocking=False, thread_local=False)
         try:
-            self._lock.acquire()
-        except Timeout:
+            self._lock = FileLock(Path(f"{path}.lock"))
+        except BlockingIOError:
             raise ValueError(f"{path.name}: another process is working on it") from None
         self._places: dict[int, tuple[bool, int, int]] = {}  # well answered, offset, length
         self.num_completed = self.num_failed = 0
         try:
-            self._end = self._read(dict(batch) | {"form": _FORM})
-            self._file = path.open("r+b", buffering=0)
-            self._file.truncate(self._end)
-            self._file.seek(self._end)
+            self._log = AppendLog(path, os.O_RDWR | os.O_CREAT, _MODE)
+            with naming(path):
+                self._read(dict(batch) | {"form": _FORM})
         except BaseException:
             self._lock.release()
             raise
@@ -61,17 +57,14 @@ class Journal:
         """How many requests have one."""
         return len(self._places)
 
-    def _read(self, batch: dict[str, Any]) -> int:
-        """Take what the file has; return where the last whole line ends."""
-        if not self.path.exists():
-            with naming(self.path):
-                self.path.write_bytes(json.dumps(batch).encode() + b"\n")
+    def _read(self, batch: dict[str, Any]) -> None:
+        """Take what the file has up to the last whole line; begin it if it is new."""
         with self.path.open("rb") as file:
             first = file.readline()
             if not first.endswith(b"\n"):  # it ended before it had begun
-                first = json.dumps(batch).encode() + b"\n"
-                self.path.write_bytes(first)
-                return len(first)
+                self._log.cut(0)
+                self._log.append(json.dumps(batch).encode() + b"\n")
+                return
             self._check_batch(first, batch)
             end = len(first)
             for line in file:
@@ -80,7 +73,7 @@ class Journal:
                     break
                 self._note(int(head), rest[:1] == b"+", end + len(head) + 3, len(rest) - 3)
                 end += len(line)
-        return end
+        self._log.cut(end)
 
     def _check_batch(self, line: bytes, batch: Mapping[str, Any]) -> None:
         try:
@@ -101,19 +94,10 @@ class Journal:
         Raises OSError, which names the file, as where the disk is full; then nothing of it is kept.
         """
         line = line.replace(b"\n", b" ")  # white space, where JSON has any
-        entry = b"%d %b %b\n" % (index, b"+" if is_completed else b"-", line)
-        unwritten = entry
-        try:
-            with naming(self.path):
-                while unwritten:
-                    unwritten = unwritten[self._file.write(unwritten) :]
-        except OSError:
-            with suppress(OSError):
-                self._file.truncate(self._end)
-                self._file.seek(self._end)
-            raise
-        self._note(index, is_completed, self._end + len(entry) - 1 - len(line), len(line))
-        self._end += len(entry)
+        head = b"%d %b " % (index, b"+" if is_completed else b"-")
+        with naming(self.path):
+            begin = self._log.append(head + line + b"\n")
+        self._note(index, is_completed, begin + len(head), len(line))
 
     def _note(self, index: int, is_completed: bool, offset: int, length: int) -> None:
         if index not in self._places:
@@ -155,7 +139,7 @@ class Journal:
 
     def close(self) -> None:
         """Let another process go on."""
-        self._file.close()
+        self._log.close()
         self._lock.release()
 
     def remove(self) -> None:

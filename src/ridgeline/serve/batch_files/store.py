@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from filelock import FileLock, Timeout
+from ridgeline.system.append_log import FileLock
 
 ENDED = ("completed", "failed", "cancelled")
 _MOST_ENDED = 10_000  # batches of one owner whose records are kept
@@ -208,10 +208,9 @@ class Store:
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
-        self._lock = FileLock(folder / ".lock", blocking=False, thread_local=False)
         try:
-            self._lock.acquire()
-        except Timeout:
+            self._lock = FileLock(folder / ".lock")
+        except BlockingIOError:
             raise ValueError("another server of this model keeps the files") from None
         known = [path for path in sorted(folder.iterdir()) if path.is_dir()]
         self._owners = {path.name: OwnerFiles(path) for path in known}

@@ -11,7 +11,6 @@ have shown: a time at which nothing else was written is no proof of it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -22,7 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.system.machine import lock_file, write_whole
+from ridgeline.system.append_log import AppendLog, FileLock
+from ridgeline.system.machine import make_once, sync_folder
 from ridgeline.trust.audit.record_format import (
     HEAD_FILE,
     START,
@@ -82,16 +82,17 @@ class LogFiles:
         self._rotate_bytes, self._keep_s = rotate_bytes, keep_s
         self.end = self.synced = START
         self.id = ""
-        self._number, self._size, self._day = 0, 0, ""
+        self._number, self._day = 0, ""
         self._has_line = False  # the file that is written
         self._last_s: float | None = None  # its last line
         self._ended: list[EndedFile] = []  # those before it
         self._servers: dict[str, dict[str, Any]] = {}  # whose logs this one names, by their ids
         self._day_key = ("", b"")
-        self._file = self._head_file = -1
+        self._log: AppendLog | None = None
+        self._head_file = -1
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            self._lock = lock_file(folder / "lock")
+            self._lock = FileLock(folder / "lock")
         except BlockingIOError:
             message = f"--audit {folder}: another server writes there: name a folder of its own"
             raise ValueError(message) from None
@@ -107,7 +108,7 @@ class LogFiles:
 
     def append(self, fields: dict[str, Any]) -> None:
         """Write a line. Raises OSError, and then there is none."""
-        if self._file < 0:
+        if self._log is None:
             self._reopen_later()
         now_s = self._now_s()
         if self._rotate_if_full(now_s):
@@ -119,14 +120,15 @@ class LogFiles:
 
     def sync(self) -> None:
         """Let all lines outlast a power failure. Raises OSError."""
-        if self._file < 0:
+        if self._log is None:
             self._reopen_later()
+        assert self._log is not None
         try:
             if self.synced != self.end:
-                os.fsync(self._file)
+                self._log.sync()
                 self._write_head(self.end)
                 self.synced = self.end
-            if not os.fstat(self._file).st_nlink:
+            if not os.fstat(self._log.file.fileno()).st_nlink:
                 raise OSError(errno.ENOENT, "its file was removed")
         except OSError:
             self._close_file()  # nobody knows what it has now: it is read again
@@ -148,28 +150,25 @@ class LogFiles:
         self._close_file()
         if self._head_file >= 0:
             os.close(self._head_file)
-        os.close(self._lock)
+        self._lock.release()
 
     # --- writing -------------------------------------------------------------------------------
 
     def _write(self, line: bytes) -> None:
-        unwritten = line
+        assert self._log is not None
         try:
-            while unwritten:
-                unwritten = unwritten[os.write(self._file, unwritten) :]
+            self._log.append(line)
         except OSError:
-            try:
-                os.ftruncate(self._file, self._size)
-            except OSError:
+            if self._log.is_torn:
                 self._close_file()
             raise
-        self._size += len(line)
         self.end = ChainPosition(self.end.seq + 1, digest_of(line))
 
     def _rotate_if_full(self, now_s: float) -> bool:
         """Begin a new file if there must be one; return whether it was. Raises OSError."""
         is_old = day_of(now_s) != self._day
-        is_full = self._size > 0 and (is_old or self._size >= self._rotate_bytes)
+        size = self._log.num_bytes if self._log else 0
+        is_full = size > 0 and (is_old or size >= self._rotate_bytes)
         if is_full:
             self.sync()
             self._ended.append(EndedFile(self.folder / file_name(self._number), self._last_s))
@@ -230,14 +229,14 @@ class LogFiles:
         found_id = _id_in(in_last, self._key)
         self.id = found_id or expected.log or secrets.token_hex(_ID_BYTES)
         self._open_head()
-        self._open((number_of(files[-1]) or 0) if files else 0, now_s)
+        last = self._open((number_of(files[-1]) or 0) if files else 0, now_s)
         self._ended = [EndedFile(file, _last_s(_last_of(file))) for file in files[:-1]]
         if line and in_last is data:
             self._day, self._has_line, self._last_s = line.fields["time"][:10], True, _last_s(line)
         self.end = ChainPosition(line.fields["seq"], digest_of(line.data)) if line else START
         torn = data[end:]
         if data and not data.endswith(b"\n"):
-            self._size += os.write(self._file, b"\n")
+            last.append(b"\n")
             torn += b"\n" if torn else b""
         if torn:
             digest = hashlib.sha256(torn).hexdigest()
@@ -270,18 +269,18 @@ class LogFiles:
         os.lseek(self._head_file, 0, os.SEEK_SET)
         os.write(self._head_file, written_head(Head(place, self.id), self._key))
 
-    def _open(self, number: int, now_s: float) -> None:
+    def _open(self, number: int, now_s: float) -> AppendLog:
         self._close_file()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self._file = os.open(self.folder / file_name(number), flags, 0o600)
-        self._number, self._size = number, os.fstat(self._file).st_size
+        file = AppendLog(self.folder / file_name(number), os.O_WRONLY | os.O_CREAT)
+        self._log, self._number = file, number
         self._day, self._has_line, self._last_s = day_of(now_s), False, None
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
+        return file
 
     def _close_file(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
 
 class _LastLine(NamedTuple):
@@ -345,19 +344,8 @@ def _difference(expected: Head, found: Head) -> str:
 
 def _kept_key(file: Path) -> bytes:
     """Return a day's key, which is made if there is none. Raises OSError."""
-    if not file.exists():
-        write_whole(file, lambda out: out.write(secrets.token_bytes(_KEY_BYTES)))
+    make_once(file, lambda: secrets.token_bytes(_KEY_BYTES))
     return file.read_bytes()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Let new names outlast a power failure; not every system can do that."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class EndedFile(NamedTuple):
