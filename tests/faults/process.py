@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ridgeline
-from ridgeline.text.child import NUM_PROCESSES
+from ridgeline.system.process import NUM_PROCESSES
 from tests.faults.hostile import PATHS, mutated
 from tests.faults.oracles import COMPLETE, check_body, chunks_of
 from tests.faults.source import FORBIDDEN_MODULES, findings

@@ -1,4 +1,4 @@
-"""The programs of ``text.child`` without a new Python for each: one process imports and forks.
+"""The programs of ``system.process`` without a new Python for each: one process imports and forks.
 
 A file's program still has a process of its own, with the limits it sets itself. What is left out is
 the start of Python, 60 ms of computing, which is the same for all files.

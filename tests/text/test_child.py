@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.text import child
+from ridgeline.system import process as child
 from ridgeline.text.template.chat import Renderer
 from tests.engine.test_llm import HELLO, write_model
 from tests.serve.serving import serving
@@ -66,7 +66,7 @@ for line in sys.stdin:
 ASKS = """
 import sys
 from pathlib import Path
-from ridgeline.text.child import Child
+from ridgeline.system.process import Child
 child = Child(Path(sys.argv[1]), str)
 print(child.ask(sys.argv[2], 4.0))
 child.close()

@@ -49,7 +49,7 @@ from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.http.web_server import Edge, WebServer, address
 from ridgeline.serve.page import FILES
 from ridgeline.system.log_writer import LogWriter, standard_error
-from ridgeline.text.child import BUSY_TIMES
+from ridgeline.system.process import BUSY_TIMES
 from ridgeline.version import __version__
 
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then

@@ -16,7 +16,7 @@ from typing import Any
 
 from ridgeline.model.files.gguf.pre_tokenizers import SPLITS
 from ridgeline.model.files.tensors import ModelFileError
-from ridgeline.text.child import BUSY_TIMES, Child, Overdue
+from ridgeline.system.process import BUSY_TIMES, Child, Overdue
 
 _PROGRAM = Path(__file__).parent / "tokenizers" / "process.py"
 _MAX_BUILDING_S, _MAX_ENCODING_S = 10.0, 6.0  # of computing, as the process has it

@@ -1,6 +1,6 @@
 """What programs in processes of their own share: limits on memory and time, and how they answer.
 
-``text.child`` asks them. It imports nothing: such a program starts while a request waits.
+``system.process`` asks them. It imports nothing: such a program starts while a request waits.
 """
 
 from __future__ import annotations

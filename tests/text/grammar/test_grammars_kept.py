@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ridgeline.system.machine import give_back, memory_in_use, memory_of
-from ridgeline.text.child import NUM_PROCESSES
+from ridgeline.system.process import NUM_PROCESSES
 from ridgeline.text.grammar import GrammarError, NotKept, grammars
 from ridgeline.text.grammar.grammars import Grammars, GrammarState, Source
 from tests.text.grammar.test_grammars import EOS, Bytes, after, allowed

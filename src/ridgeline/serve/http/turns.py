@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.keys import Spacing
 from ridgeline.serve.http.request_state import CALLER
-from ridgeline.text.child import NUM_PROCESSES
+from ridgeline.system.process import NUM_PROCESSES
 
 _MOST_WAITING = 1000
 _LOOK_S = 1.0  # how often who rests is looked at

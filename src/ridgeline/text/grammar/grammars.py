@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from ridgeline.text.child import BUSY_TIMES, Children
+from ridgeline.system.process import BUSY_TIMES, Children
 from ridgeline.text.grammar import GrammarError, NotKept
 from ridgeline.text.grammar.process import LIMITS, Vocabulary
 from ridgeline.text.json_schema import WHITESPACE

@@ -1,9 +1,9 @@
 """Messages to one prompt, as the model's own chat template (jinja2) writes it.
 
 A template is code from a model file and runs in processes of its own, with limits on its time and
-memory (``text.child``): JSON values go in, text comes out. Text from users is shielded before the
-template sees it, so only the template can produce control tokens. This module names no model and
-guesses no template for a model that has none.
+memory (``system.process``): JSON values go in, text comes out. Text from users is shielded before
+the template sees it, so only the template can produce control tokens. This module names no model
+and guesses no template for a model that has none.
 
 Models whose chat template knows no tools are told in words how to call. The form is that of the
 ``hermes`` format, which most such models have seen. Calls and results of earlier turns become plain
@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ridgeline.text.child import BUSY_TIMES, Children, Overdue
+from ridgeline.system.process import BUSY_TIMES, Children, Overdue
 from ridgeline.text.template.messages import plain_message, plain_tool
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 

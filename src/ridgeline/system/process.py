@@ -1,18 +1,27 @@
-"""A program in processes of its own, which may be stopped: they are asked in lines of JSON.
+"""Processes that this one starts: how they begin and end, and a program that answers in them.
 
-For work whose time and memory nothing else can limit. The process starts with the first question,
-or when told to, and sleeps between two. It limits its own computing and memory (``text.limited``),
-and is gone if a question takes more; the next one gets a new process. If no answer has come long
-after that, it is killed: then not the question is at fault, but the machine. This module knows
-nothing of the program: JSON values go in and come out.
+A process may end with the one that started it, whatever ends that. It is given time to end by
+itself before it is killed, and what ended it has a name. Time in which all processes stand still,
+as on a machine that is suspended, is no time that one of them took.
+
+``Child`` is for work whose time and memory nothing else can limit: a program that is asked in lines
+of JSON, and may be stopped. Its process starts with the first question, or when told to, and sleeps
+between two. It limits its own computing and memory (``text.limited``), and is gone if a question
+takes more; the next one gets a new process. If no answer has come long after that, it is killed:
+then not the question is at fault, but the machine.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +32,60 @@ NUM_PROCESSES = 3  # of one program
 BUSY_TIMES = 20  # as long as what it may compute, a question may take where others compute as well
 _START_S, _GOODBYE_S = 20.0, 1.0
 _NUM_PIECES = 20  # in which a time is waited for
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent(what: signal.Signals) -> None:
+    """Ask for a signal when the parent process is gone; on systems other than Linux we live on."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, what)
+        if os.getppid() != parent:  # it went in this moment
+            sys.exit(1)
+
+
+def start_connected(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Run a module, which gets the number of its end of a connection; return ours too.
+
+    Raises OSError if it cannot be started.
+    """
+    ours, its = socket.socketpair()
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(its.fileno())],
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    return process, ours
+
+
+def end_within(grace_s: float, process: subprocess.Popen[Any]) -> None:
+    """Wait for a process that is about to end by itself; kill it if it takes longer."""
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def signal_of(status: int | None) -> str:
+    """Return the name of the signal that ended a process of this status; "" if none did."""
+    names = {-one: one.name for one in signal.Signals}
+    return names.get(status, f"signal {-status}") if status and status < 0 else ""
+
+
+class RunningTime:
+    """How long something takes, of which only time counts in which this process runs."""
+
+    def __init__(self, most_s: float) -> None:
+        """Begin; of what passes between two looks no more than ``most_s`` counts."""
+        self._most_s, self._looked_s, self.passed_s = most_s, time.monotonic(), 0.0
+
+    def look(self) -> float:
+        """Return how many seconds have passed; it must be called again and again."""
+        looked_s, self._looked_s = self._looked_s, time.monotonic()
+        self.passed_s += min(self._looked_s - looked_s, self._most_s)
+        return self.passed_s
 
 
 class Overdue(ChildProcessError):
@@ -171,14 +234,14 @@ def _kill_late(
     is_late: threading.Event,
     limit_s: float,
 ) -> None:
-    """Kill a process that does not answer in time.
-
-    Time in which all processes stand still, as on a machine that is suspended, does not count: it
-    falls into one of the pieces, and that is over when they go on.
-    """
-    if not any(has_answered.wait(limit_s / _NUM_PIECES) for _ in range(_NUM_PIECES)):
-        is_late.set()
-        process.kill()
+    """Kill a process that does not answer in time."""
+    piece_s = limit_s / _NUM_PIECES
+    waited = RunningTime(piece_s)
+    while not has_answered.wait(piece_s):
+        if waited.look() >= limit_s:
+            is_late.set()
+            process.kill()
+            return
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -187,9 +250,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     with suppress(BrokenPipeError):  # it is gone, with something unread
         process.stdin.close()
-    try:
-        process.wait(_GOODBYE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end_within(_GOODBYE_S, process)
     process.stdout.close()
