@@ -7,18 +7,17 @@ and waits for one with its orders: JSON with ``variables``, the flags as environ
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from ridgeline.system.process import end_with_parent
 
 
 def main() -> None:
     """Wait for orders, and carry them out."""
-    _follow_parent()
+    end_with_parent(signal.SIGTERM)
     import ridgeline.serve.main
     import ridgeline.trust.stages  # noqa: F401  (the command imports both where it needs them)
     from ridgeline.cli.main import main as run
@@ -31,15 +30,6 @@ def main() -> None:
     os.environ.update(orders["variables"])
     sys.argv[1:] = orders["arguments"]
     run()
-
-
-def _follow_parent() -> None:
-    """Ask for SIGTERM when the parent process is gone; on systems other than Linux it lives on."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it went in this moment
-            sys.exit(1)
 
 
 if __name__ == "__main__":

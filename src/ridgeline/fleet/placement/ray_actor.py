@@ -6,7 +6,6 @@ It is imported by Ray's workers, before Ridgeline's own process begins.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from threading import Lock, Thread
 from typing import Any
+
+from ridgeline.system.process import signal_of
 
 _LOOK_S = 1.0  # between two looks whether this node is being drained
 
@@ -61,9 +62,8 @@ class ServerActor:
         status = child.wait()
         if self._why or not status:
             return 0, self._why or "it has left"
-        if status < 0:
-            return status, signal.Signals(-status).name
-        return status, last.removeprefix("ridgeline: ") or "it said nothing"
+        said = last.removeprefix("ridgeline: ") or "it said nothing"
+        return status, signal_of(status) or said
 
     def leave(self, why: str) -> None:
         """Let the server leave the router; its requests go on elsewhere, and ``run`` returns."""

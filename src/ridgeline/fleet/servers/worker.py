@@ -27,6 +27,7 @@ from ridgeline.serve.http.errors import LEAVING
 from ridgeline.serve.main import TUNNEL_KEY
 from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, told
 from ridgeline.system.machine import Memory, memory_of
+from ridgeline.system.process import signal_of
 
 Loaded = tuple[str, int]  # an adapter: its path, and which reading of it this is
 STATUS_S = 1.0  # for a process to say how it is
@@ -453,9 +454,8 @@ class ChildProcess:
     @property
     def fate(self) -> str:
         """How it has ended, or is about to."""
-        code = self.returncode
-        how = f" ({signal.Signals(-code).name})" if code and code < 0 else ""
-        return f"ended by itself{how}"
+        name = signal_of(self.returncode)
+        return f"ended by itself ({name})" if name else "ended by itself"
 
     def send_signal(self, what: signal.Signals) -> None:
         """Send it a signal, if it runs.
