@@ -11,7 +11,6 @@ from __future__ import annotations
 import queue
 import socket
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +45,7 @@ from ridgeline.model.files.adapters import AdapterWeights
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import DeviceLost
+from ridgeline.system.process import end_within, start_connected
 
 _PARTS_PER_STAGE = 8  # more keep stages busy for longer, and read weights more often
 _END_S = 5.0  # that a process gets to end by itself
@@ -110,11 +110,7 @@ class Stages:
         for link in self._links:
             link.close()
         for process in self.processes:
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_within(_END_S, process)
 
     def _read(self, stage: int) -> None:
         """Read what a stage says, and pass its rows on to the next."""
@@ -310,17 +306,9 @@ def _started(count: int) -> tuple[list[Link], list[subprocess.Popen[bytes]]]:
     """Start this many stages on this machine."""
     links, processes = [], []
     for _ in range(count):
-        mine, its = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "ridgeline.backends.cpu.stages.process"]
-        with its:
-            processes.append(
-                subprocess.Popen(
-                    [*command, str(its.fileno())],
-                    pass_fds=[its.fileno()],
-                    stdin=subprocess.DEVNULL,
-                )
-            )
-        links.append(Link(mine))
+        process, connection = start_connected("ridgeline.backends.cpu.stages.process")
+        processes.append(process)
+        links.append(Link(connection))
     return links, processes
 
 
