@@ -5,7 +5,6 @@ It says nothing on the terminal, and ends when the first rank does.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -25,15 +24,14 @@ from ridgeline.backends.cuda.processes.rank_processes import (
 )
 from ridgeline.backends.interface import BackendContext
 from ridgeline.system.machine import DeviceLost
-
-_PR_SET_PDEATHSIG = 1
+from ridgeline.system.process import end_with_parent
 
 
 def main(descriptor: int) -> None:
     """Serve a pipe until it closes."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the first rank ends first, and then this
         signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     pipe = Connection(descriptor)
     try:
         start: Start = pipe.recv()

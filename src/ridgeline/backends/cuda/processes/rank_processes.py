@@ -10,13 +10,9 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -30,6 +26,7 @@ import numpy as np
 from ridgeline.backends.interface import MemoryUse, Setup
 from ridgeline.model.files.adapters import AdapterWeights
 from ridgeline.system.machine import DeviceLost
+from ridgeline.system.process import RunningTime, end_within, signal_of, start_connected
 
 STEP_TIMEOUT_S = 60.0
 # Of loading, in which no rank comes any further: one that reads a large tensor from a slow disk, or
@@ -112,7 +109,7 @@ class Processes:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._said: dict[int, list[Any]] = {rank: [] for rank in range(1, self.count)}
         self._number = self._running = 0  # of calls: the last one, and that under way
-        self._waited_s, self._looked_s = 0.0, time.monotonic()
+        self._waited = RunningTime(2 * _LOOK_S)
         self._waited_for: object = 0
         self._is_closed = self._is_started = False
         self._thread = threading.Thread(
@@ -240,22 +237,13 @@ class Processes:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes.values():
-            try:
-                process.wait(_EXIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_within(_EXIT_S, process)
         self.forget_folder()
 
     def _start(self, rank: int, model: Path, setup: Setup) -> None:
-        mine, its = socket.socketpair()
         module = "ridgeline.backends.cuda.processes.rank"
-        command = [sys.executable, "-P", "-m", module, str(its.fileno())]
-        with its:
-            self._processes[rank] = subprocess.Popen(
-                command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL
-            )
-        pipe = Connection(mine.detach())
+        self._processes[rank], ours = start_connected(module)
+        pipe = Connection(ours.detach())
         self._pipes[pipe] = rank
         pipe.send(Start(rank, os.getpid(), self.folder, model, setup))
 
@@ -277,18 +265,13 @@ class Processes:
             self._lose(f"{self._what_took_long()}: {self._who_stalls()} did not go on")
 
     def _has_waited(self) -> bool:
-        """Whether a step takes too long, or loading stands still.
-
-        Time counts only while this process itself runs.
-        """
-        passed_s = min(time.monotonic() - self._looked_s, 2 * _LOOK_S)
-        self._looked_s, loads, running = time.monotonic(), self._is_loading, self._running
+        """Whether a step takes too long, or loading stands still."""
+        loads, running = self._is_loading, self._running
         waits_for = self.progress.tolist() if loads else running
         if waits_for != self._waited_for:
-            self._waited_for, self._waited_s = waits_for, 0.0
-        self._waited_s += passed_s
+            self._waited_for, self._waited.passed_s = waits_for, 0.0
         most_s = LOADING_TIMEOUT_S if loads else self.step_timeout_s
-        return (loads or running > 0) and self._waited_s > most_s
+        return self._waited.look() > most_s and (loads or running > 0)
 
     def _what_took_long(self) -> str:
         if self._is_loading:
@@ -331,9 +314,8 @@ class Processes:
             status = self._processes[rank].wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             return "has closed its pipe"
-        if status < 0:
-            return f"was ended by {signal.Signals(-status).name}"
-        return f"has ended with status {status}"
+        name = signal_of(status)
+        return f"was ended by {name}" if name else f"has ended with status {status}"
 
     def _who_stalls(self) -> str:
         """Return the names of the ranks that have come least far."""
