@@ -1,14 +1,10 @@
-"""Processes that this one starts: how they begin and end, and a program that answers in them.
+"""Processes that this one starts: how they begin and end, and programs that answer in them.
 
-A process may end with the one that started it, whatever ends that. It is given time to end by
-itself before it is killed, and what ended it has a name. Time in which all processes stand still,
-as on a machine that is suspended, is no time that one of them took.
-
-``Child`` is for work whose time and memory nothing else can limit: a program that is asked in lines
-of JSON, and may be stopped. Its process starts with the first question, or when told to, and sleeps
-between two. It limits its own computing and memory (``text.limited``), and is gone if a question
-takes more; the next one gets a new process. If no answer has come long after that, it is killed:
-then not the question is at fault, but the machine.
+A program is for work whose time and memory nothing else can limit: it is asked in lines of JSON,
+and may be stopped. Its process starts with the first question, or when told to, and sleeps between
+two. It limits its own computing and memory (``text.limited``), and is gone if a question takes
+more; the next one gets a new process. If no answer has come long after that, it is killed: then not
+the question is at fault, but the machine.
 """
 
 from __future__ import annotations
@@ -75,7 +71,10 @@ def signal_of(status: int | None) -> str:
 
 
 class RunningTime:
-    """How long something takes, of which only time counts in which this process runs."""
+    """How long something takes; time in which all processes stand still does not count.
+
+    As where a machine is suspended, or a debugger has stopped them.
+    """
 
     def __init__(self, most_s: float) -> None:
         """Begin; of what passes between two looks no more than ``most_s`` counts."""

@@ -59,7 +59,7 @@ def plain(path: Path) -> list[dict[str, Any]]:
 
 KILLED = """
 import os, signal, sys
-from ridgeline.serve.batch_files.journal import Journal
+from ridgeline.serve.batch_files.run import Journal
 from ridgeline.cli.main import main
 num, write = int(sys.argv.pop(1)), Journal.write
 def write_and_end(journal, *arguments, **options):

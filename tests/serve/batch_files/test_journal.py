@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.serve.batch_files.journal import Journal
+from ridgeline.serve.batch_files.run import Journal
 
 BATCH = {"input": "abc", "seed": 0}
 

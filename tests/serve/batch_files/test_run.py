@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.serve.batch_files.journal import Journal
 from ridgeline.serve.batch_files.lines import RequestFile
-from ridgeline.serve.batch_files.run import Ask, BatchRun, ItemRequest, ItemResponse, Stopped
+from ridgeline.serve.batch_files.run import (
+    Ask,
+    BatchRun,
+    ItemRequest,
+    ItemResponse,
+    Journal,
+    Stopped,
+)
 
 NUM = 20
 

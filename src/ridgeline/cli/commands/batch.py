@@ -17,9 +17,8 @@ from ridgeline.cli.commands.models import loaded
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import count_bar, say
-from ridgeline.serve.batch_files.journal import Journal
 from ridgeline.serve.batch_files.lines import RequestFile
-from ridgeline.serve.batch_files.run import Stopped
+from ridgeline.serve.batch_files.run import Journal, Stopped
 from ridgeline.system.machine import DiskFull, check_room
 
 _LEAST_LINE_BYTES = 128  # of an answer, or of a reason why there is none

@@ -335,19 +335,14 @@ class Segments:
 
 def _removed(folder: Path) -> bool:
     """Remove the records of another name, unless a process writes them; return whether it did."""
-    try:
+    with suppress(OSError):
         lock = FileLock(folder / "lock")
-    except OSError:
-        return False
-    try:
         for path in (*folder.glob("*.kv"), folder / "lock"):
             path.unlink(missing_ok=True)
         folder.rmdir()
-    except OSError:
-        return False
-    finally:
         lock.release()
-    return True
+        return True
+    return False
 
 
 def _check(head: bytes) -> bytes:

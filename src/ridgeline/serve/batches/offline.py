@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ridgeline.engine.llm import LLM
-from ridgeline.serve.batch_files.journal import Journal
 from ridgeline.serve.batch_files.lines import RequestFile
-from ridgeline.serve.batch_files.run import BatchRun
+from ridgeline.serve.batch_files.run import BatchRun, Journal
 from ridgeline.serve.batches.asgi_client import LocalClient
 from ridgeline.serve.compose import compose
 from ridgeline.serve.http.keys import ANYONE, Keys

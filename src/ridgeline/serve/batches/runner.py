@@ -16,9 +16,8 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from ridgeline.serve.answer.stages import Observer
-from ridgeline.serve.batch_files.journal import Journal
 from ridgeline.serve.batch_files.lines import RequestFile, usage_of
-from ridgeline.serve.batch_files.run import BatchRun, Stopped
+from ridgeline.serve.batch_files.run import BatchRun, Journal, Stopped
 from ridgeline.serve.batch_files.store import OwnerFiles, Store, StoredBatch, new_id
 from ridgeline.serve.batches.asgi_client import LocalClient
 from ridgeline.serve.http.keys import Keys

@@ -120,15 +120,13 @@ class LogFiles:
 
     def sync(self) -> None:
         """Let all lines outlast a power failure. Raises OSError."""
-        if self._log is None:
-            self._reopen_later()
-        assert self._log is not None
+        log = self._log or self._reopen_later()
         try:
             if self.synced != self.end:
-                self._log.sync()
+                log.sync()
                 self._write_head(self.end)
                 self.synced = self.end
-            if not os.fstat(self._log.file.fileno()).st_nlink:
+            if not os.fstat(log.file.fileno()).st_nlink:
                 raise OSError(errno.ENOENT, "its file was removed")
         except OSError:
             self._close_file()  # nobody knows what it has now: it is read again
@@ -204,14 +202,14 @@ class LogFiles:
                 problem = str(error)
         self._reopen(expected, problem)
 
-    def _reopen_later(self) -> None:
+    def _reopen_later(self) -> AppendLog:
         """Go on after an error. Raises OSError."""
         try:
-            self._reopen(Head(self.end, self.id))
+            return self._reopen(Head(self.end, self.id))
         except ValueError as error:
             raise OSError(errno.EIO, str(error)) from None
 
-    def _reopen(self, expected: Head, problem: str = "") -> None:
+    def _reopen(self, expected: Head, problem: str = "") -> AppendLog:
         """Go on in the last file, and mark what is not as it should be: that it ends as expected.
 
         Raises OSError, or ValueError if its last line was changed or signed with another key.
@@ -245,6 +243,7 @@ class LogFiles:
             self._mark({"event": "missing", "why": why}, now_s)
         if self._has_line and not found_id:  # an earlier version began it
             self._mark({"event": "named", "log": self.id}, now_s)
+        return last
 
     def _mark(self, fields: dict[str, Any], now_s: float) -> None:
         """Write a line; the first of a file says whose it is. Raises OSError."""
