@@ -22,10 +22,7 @@ HAS_LOCKS = fcntl is not None
 
 
 class FileLock:
-    """A lock that one process has at a time, where a system has locks.
-
-    It ends with ``release``, when nobody has this any more, or with the process.
-    """
+    """A lock that one process has at a time, till ``release``, or as long as this is kept."""
 
     def __init__(self, path: Path) -> None:
         """Lock a file, which is made if need be.
@@ -89,7 +86,3 @@ class AppendLog:
         """Let the file end here: what follows was torn. Raises OSError."""
         self.file.truncate(end)
         self.num_bytes, self.is_torn = end, False
-
-    def sync(self) -> None:
-        """Let all records outlast a power failure. Raises OSError."""
-        os.fsync(self.file.fileno())

@@ -41,10 +41,7 @@ def end_with_parent(what: signal.Signals) -> None:
 
 
 def start_connected(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Run a module, which gets the number of its end of a connection; return ours too.
-
-    Raises OSError if it cannot be started.
-    """
+    """Run a module, which is told its end of a connection; return ours too. Raises OSError."""
     ours, its = socket.socketpair()
     with its:
         process = subprocess.Popen(
@@ -71,10 +68,7 @@ def signal_of(status: int | None) -> str:
 
 
 class RunningTime:
-    """How long something takes; time in which all processes stand still does not count.
-
-    As where a machine is suspended, or a debugger has stopped them.
-    """
+    """How long something takes; time in which all processes stand still does not count."""
 
     def __init__(self, most_s: float) -> None:
         """Begin; of what passes between two looks no more than ``most_s`` counts."""

@@ -62,8 +62,7 @@ class ServerActor:
         status = child.wait()
         if self._why or not status:
             return 0, self._why or "it has left"
-        said = last.removeprefix("ridgeline: ") or "it said nothing"
-        return status, signal_of(status) or said
+        return status, signal_of(status) or last.removeprefix("ridgeline: ") or "it said nothing"
 
     def leave(self, why: str) -> None:
         """Let the server leave the router; its requests go on elsewhere, and ``run`` returns."""

@@ -123,7 +123,7 @@ class LogFiles:
         log = self._log or self._reopen_later()
         try:
             if self.synced != self.end:
-                log.sync()
+                os.fsync(log.file.fileno())
                 self._write_head(self.end)
                 self.synced = self.end
             if not os.fstat(log.file.fileno()).st_nlink:

@@ -283,7 +283,8 @@ def load_stages(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -
     shares = list(pairwise(ends))
     if setup.stage_port is None:
         setup = replace(setup, threads=max(1, setup.threads // count))
-        links, processes = _started(count - 1)
+        begun = [start_connected("ridgeline.backends.cpu.stages.process") for _ in shares[:-1]]
+        links, processes = [Link(ours) for _, ours in begun], [process for process, _ in begun]
     else:
         links, processes = _joined(setup, count - 1, context.say), []
     start = {"path": str(checkpoint.path), "home": str(context.home())}
@@ -300,16 +301,6 @@ def load_stages(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -
     except BaseException:
         stages.close()
         raise
-
-
-def _started(count: int) -> tuple[list[Link], list[subprocess.Popen[bytes]]]:
-    """Start this many stages on this machine."""
-    links, processes = [], []
-    for _ in range(count):
-        process, connection = start_connected("ridgeline.backends.cpu.stages.process")
-        processes.append(process)
-        links.append(Link(connection))
-    return links, processes
 
 
 def _joined(setup: Setup, count: int, say: Callable[[str], None]) -> list[Link]:

@@ -241,8 +241,7 @@ class Processes:
         self.forget_folder()
 
     def _start(self, rank: int, model: Path, setup: Setup) -> None:
-        module = "ridgeline.backends.cuda.processes.rank"
-        self._processes[rank], ours = start_connected(module)
+        self._processes[rank], ours = start_connected("ridgeline.backends.cuda.processes.rank")
         pipe = Connection(ours.detach())
         self._pipes[pipe] = rank
         pipe.send(Start(rank, os.getpid(), self.folder, model, setup))
