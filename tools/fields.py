@@ -18,7 +18,7 @@ from ridgeline.serve.dialects.ollama import protocol as ollama
 from ridgeline.serve.dialects.openai import embeddings
 from ridgeline.serve.dialects.responses import protocol as responses
 from ridgeline.serve.dialects.triton import protocol as triton
-from ridgeline.serve.http.request_body import Extra, Strict
+from ridgeline.serve.http.request_body import DroppedField, RequestModel
 from ridgeline.trust.guards import moderations
 
 HEAD = """\
@@ -41,7 +41,7 @@ name ([server](server.md#conversations-that-began-elsewhere)).
 Tools that no client runs (`web_search`, `custom`, `namespace`, dated ones) are skipped by name
 if there are others, and refused if there are none.
 """
-BODIES: dict[str, tuple[type[Strict], ...]] = {
+BODIES: dict[str, tuple[type[RequestModel], ...]] = {
     "`/v1/chat/completions`": (
         *(protocol.ChatRequest, conversation.Message, conversation.TextPart),
         *(conversation.ToolDefinition, conversation.FunctionDefinition, protocol.StreamOptions),
@@ -111,7 +111,7 @@ def _section(title: str) -> Iterator[str]:
         yield ""
 
 
-def _fate(extra: Extra) -> str:
+def _fate(extra: DroppedField) -> str:
     off = [f"`{json.dumps(value)}`" for value in extra.off if type(value) is not float]
     if extra.most_off is not None:
         off.append("at most 0" if extra.most_off == 0 else f"at most {extra.most_off:g}")

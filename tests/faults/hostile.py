@@ -17,7 +17,7 @@ from typing import Any
 from tests.engine.test_llm import HELLO, POISON, VOCAB
 from tests.faults.clients import p99
 from tests.faults.oracles import CHAT, COMPLETE, LEAKS, MARK, watched
-from tests.serve.http.test_http_limits import status_of, talk
+from tests.serve.http.test_connection import status_of, talk
 
 Body = dict[str, Any]
 PATHS = (COMPLETE, CHAT, "/tokenize", "/detokenize")

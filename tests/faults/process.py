@@ -24,7 +24,7 @@ from tests.faults.hostile import PATHS, mutated
 from tests.faults.oracles import COMPLETE, check_body, chunks_of
 from tests.faults.source import FORBIDDEN_MODULES, findings
 from tests.serve.engine.test_async_engine import post, rest
-from tests.serve.http.test_http_limits import talk
+from tests.serve.http.test_connection import talk
 from tests.serve.serving import JSON, serving
 from tests.waiting import PATIENCE_S, connected, eventually, started
 

@@ -15,7 +15,7 @@ from typing import Any
 from tests.engine.test_llm import HELLO
 from tests.faults.oracles import CHAT, COMPLETE, Watch, check_body, watched
 from tests.faults.process import process
-from tests.serve.http.test_http_limits import talk
+from tests.serve.http.test_connection import talk
 from tests.waiting import PATIENCE_S, eventually
 
 HOST = b"host: localhost\r\n"

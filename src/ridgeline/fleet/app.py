@@ -38,10 +38,10 @@ from ridgeline.serve.dialects.llamacpp.routes import listed
 from ridgeline.serve.dialects.ollama.managing import add_management
 from ridgeline.serve.dialects.ollama.models import VERSION, entry, loaded
 from ridgeline.serve.http.errors import ApiError, add_errors
+from ridgeline.serve.http.fair_pool import WorkPools
 from ridgeline.serve.http.options import parse_seconds
 from ridgeline.serve.http.request_body import in_turn
 from ridgeline.serve.http.request_state import check_operator
-from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.model_server import untagged
 from ridgeline.serve.page import FILES
 from ridgeline.serve.plans import add_plans
@@ -243,7 +243,7 @@ class Router:
             salt += f" {name}"
         if len(body) < _LONG_BYTES:
             return prompt_of(fields, salt)
-        work: WorkTurns = request.app.state.work
+        work: WorkPools = request.app.state.work
         return await work.bodies.run(partial(prompt_of, fields, salt))
 
     def spec(self, name: str | None) -> ModelSpec:
@@ -305,7 +305,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,  # the edge takes them off
     )
-    app.state.work = WorkTurns(pace=router.pool.limits.pace)
+    app.state.work = WorkPools(pace=router.pool.limits.pace)
     add_errors(app)
     _add_status(app, router)
     if router.audit:

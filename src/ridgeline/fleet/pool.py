@@ -23,9 +23,9 @@ from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
 from ridgeline.fleet.servers.worker_flags import WorkerFlags
 from ridgeline.foresight.routing.balancer import PromptKeys
 from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.fair_pool import in_thread
 from ridgeline.serve.http.keys import Limits
 from ridgeline.serve.http.listening import SocketFolder
-from ridgeline.serve.http.turns import in_thread
 from ridgeline.serve.main import TUNNEL_KEY
 from ridgeline.system.machine import memory_of
 

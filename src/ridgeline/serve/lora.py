@@ -23,15 +23,15 @@ from ridgeline.engine.adapters import Adapters, NoRoom
 from ridgeline.engine.setup.identity import with_adapter
 from ridgeline.serve.answer import fields
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_body import Strict
+from ridgeline.serve.http.fair_pool import in_thread
+from ridgeline.serve.http.request_body import RequestModel
 from ridgeline.serve.http.request_state import check_operator
-from ridgeline.serve.http.turns import in_thread
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _MOST_LOADED = 256  # adapters: each stands in the list of models and in the metrics
 
 
-class LoadLora(Strict):
+class LoadLora(RequestModel):
     """POST /v1/load_lora_adapter."""
 
     lora_name: str
@@ -39,7 +39,7 @@ class LoadLora(Strict):
     load_inplace: bool = False
 
 
-class UnloadLora(Strict):
+class UnloadLora(RequestModel):
     """POST /v1/unload_lora_adapter; the number that vLLM also takes says nothing here."""
 
     extras = fields.LORA

@@ -38,10 +38,10 @@ from ridgeline.serve.engine.between_steps import load
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.engine.request_stream import Hold, RequestStream, StreamCaller, StreamReader
 from ridgeline.serve.http.errors import STOPPING, ApiError
+from ridgeline.serve.http.fair_pool import WorkPools
 from ridgeline.serve.http.keys import ANYONE, Limits
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_body import CAPPED, contradiction, note_ignored
-from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.lora import Loras
 from ridgeline.serve.observe.live import Live
 from ridgeline.serve.observe.metrics import Metrics
@@ -138,7 +138,7 @@ class ModelServer:
             options.max_concurrent_requests,
             own=stages.limits_of,
         )
-        self.work = WorkTurns(options.max_queued_requests, self.limits.pace)
+        self.work = WorkPools(options.max_queued_requests, self.limits.pace)
         self.of_replies = ReplyParts(engine, self.limits, options, self.work.prompts)
         of_server = metrics, self.work, options, stages.screen, self._fill
         self.preparer = Preparer(self.text, self.max_model_len, *of_server)

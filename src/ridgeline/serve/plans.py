@@ -40,12 +40,12 @@ from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.plan import plan_for
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError, add_errors
+from ridgeline.serve.http.fair_pool import WorkPools
 from ridgeline.serve.http.keys import Keys, Limits
 from ridgeline.serve.http.listening import Listener, bind, unbound
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.request_body import BodyRoute, Strict, contradiction
+from ridgeline.serve.http.request_body import BodyRoute, RequestModel, contradiction
 from ridgeline.serve.http.request_state import client_left
-from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.http.web_server import Edge, WebServer, address
 from ridgeline.serve.page import FILES
 from ridgeline.system.log_writer import LogWriter, standard_error
@@ -92,7 +92,7 @@ def _flag_fields() -> dict[str, Any]:
 
 
 _Flags: Any = create_model(
-    "_Flags", __base__=Strict, model=(dict[str, Any] | str | None, None), **_flag_fields()
+    "_Flags", __base__=RequestModel, model=(dict[str, Any] | str | None, None), **_flag_fields()
 )
 
 
@@ -186,7 +186,7 @@ def add_plans(
     @app.post("/v1/plan", responses=ERRORS | _FORMS)
     async def plan(body: PlanRequest, request: Request) -> Response:
         """Say what a model needs in memory, and what fits; for a load, what to choose."""
-        work: WorkTurns = request.app.state.work
+        work: WorkPools = request.app.state.work
         answer = partial(_answer, body, find, kept)
         if body.load_is_given and body not in kept:
             return await run_long(work, request.receive, answer)
@@ -195,7 +195,7 @@ def add_plans(
     @app.get("/v1/plan/devices", responses=ERRORS)
     async def catalogue(request: Request) -> dict[str, Any]:
         """List what plans can be asked for: devices with their facts, formats, engines, models."""
-        work: WorkTurns = request.app.state.work
+        work: WorkPools = request.app.state.work
         return {
             "models": list(names()),
             "chat": has_chat,
@@ -316,7 +316,7 @@ def _shown(device: Device) -> dict[str, Any]:
 
 
 async def run_long(
-    work: WorkTurns, receive: Receive, make: Callable[[Alive], Response]
+    work: WorkPools, receive: Receive, make: Callable[[Alive], Response]
 ) -> Response:
     """Return what ``make`` returns, which runs in a thread and calls what it is given often.
 
@@ -376,7 +376,7 @@ async def _watch(receive: Receive, gone: threading.Event) -> None:
 def plan_app(spec: ModelSpec | None) -> FastAPI:
     """Return the application; ``spec`` is a model that requests may name, beside configs."""
     app = FastAPI(title="Ridgeline plans", version=__version__, docs_url=None, redoc_url=None)
-    app.state.work = WorkTurns()
+    app.state.work = WorkPools()
     add_errors(app)
 
     def find(name: str | None) -> ModelSpec:

@@ -25,9 +25,9 @@ from ridgeline.serve.deadlines.field import Deadline
 from ridgeline.serve.dialects.llamacpp.infill import InfillRequest, LlamaCppRequest
 from ridgeline.serve.engine.request_stream import AnswerBounds
 from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.fair_pool import WorkPools
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_body import contradiction
-from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.serve.observe.metrics import Metrics
 from ridgeline.text.grammar import NotKept
 from ridgeline.text.messages.message import MessageForm
@@ -76,7 +76,7 @@ class Preparer:
         text: TextProcessor,
         max_model_len: int,
         metrics: Metrics,
-        work: WorkTurns,
+        work: WorkPools,
         options: ServeOptions,
         screen: Callable[[], Screen | None] = lambda: None,
         fill: Callable[[Rendering], None] = lambda request: None,

@@ -20,14 +20,14 @@ from starlette.responses import Response
 from ridgeline.serve.engine.between_steps import between_steps
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_body import Strict, in_turn
+from ridgeline.serve.http.request_body import RequestModel, in_turn
 from ridgeline.serve.http.request_state import check_operator
 from ridgeline.system.machine import memory_of
 
 _LOOK_S = 0.05  # from one look whether requests have ended to the next
 
 
-class SleepRequest(Strict):
+class SleepRequest(RequestModel):
     """POST /v1/sleep, in its body or its query; a router reads the name of the model."""
 
     model: str | None = None

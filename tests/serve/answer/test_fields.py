@@ -18,7 +18,7 @@ from ridgeline.serve.dialects.llamacpp.infill import InfillRequest
 from ridgeline.serve.dialects.ollama.protocol import ChatAsked, GenerateAsked
 from ridgeline.serve.dialects.openai.embeddings import EmbeddingsRequest
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
-from ridgeline.serve.http.request_body import Extra, Strict
+from ridgeline.serve.http.request_body import DroppedField, RequestModel
 from tests.engine.test_llm import HELLO
 from tests.serve.conftest import write_coder
 from tests.serve.serving import Served, serving
@@ -150,7 +150,7 @@ def sent(served: Served, path: str, body: dict[str, Any]) -> tuple[int, str, lis
     return status, "" if status == 200 else str(answer["error"]), named
 
 
-def nothing(extra: Extra) -> list[Any]:
+def nothing(extra: DroppedField) -> list[Any]:
     """The values that ask for nothing."""
     return [*extra.off, *([extra.most_off] if extra.most_off is not None else [])]
 
@@ -257,7 +257,7 @@ def test_no_row_stands_beside_a_field_that_is_honoured() -> None:
         assert not honoured & (body.extras or {}).keys(), body
 
 
-def known(*bodies: type[Strict]) -> set[str]:
+def known(*bodies: type[RequestModel]) -> set[str]:
     """The fields that have a row, or that a body honours."""
     return {name for body in bodies for name in (*body.model_fields, *(body.extras or {}))}
 
@@ -271,7 +271,9 @@ def known(*bodies: type[Strict]) -> set[str]:
         (embedding_create_params, "EmbeddingCreateParams", EmbeddingsRequest),
     ],
 )
-def test_each_field_of_openais_client_is_known(module: Any, name: str, body: type[Strict]) -> None:
+def test_each_field_of_openais_client_is_known(
+    module: Any, name: str, body: type[RequestModel]
+) -> None:
     assert set(get_type_hints(getattr(module, name))) <= known(body)
 
 

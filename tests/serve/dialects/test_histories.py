@@ -23,7 +23,7 @@ from ridgeline.serve.dialects.ollama.protocol import ChatAsked
 from ridgeline.serve.dialects.responses import request as responses
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_body import STRICT, Strict
+from ridgeline.serve.http.request_body import STRICT, RequestModel
 from tests.serve.dialects import histories
 from tests.serve.dialects.histories import Row
 from tests.serve.serving import Served, serving
@@ -33,7 +33,7 @@ CHAT, RESPOND, MESSAGES, TALK = (
     *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"),
 )
 USE = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
-KINDS: dict[str, type[Strict]] = {
+KINDS: dict[str, type[RequestModel]] = {
     CHAT: ChatRequest,
     RESPOND: ResponsesRequest,
     MESSAGES: MessagesRequest,

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.keys import ANYONE, Limits, Spacing
+from ridgeline.serve.http.keys import ANYONE, Limits, Pacer
 
 
 def test_buckets_fill_with_time_and_remember_debt() -> None:
@@ -29,7 +29,7 @@ def test_buckets_fill_with_time_and_remember_debt() -> None:
 
 def test_a_flood_is_spaced_out_beside_another_key_and_alone_is_not() -> None:
     now_s = [100.0]
-    pace = Spacing(lambda: now_s[0])
+    pace = Pacer(lambda: now_s[0])
     assert [pace.wait_s("a", 0) for _ in range(1000)] == [0.0] * 1000
     pace.wait_s(ANYONE, 0)  # a probe without a key is no other key
     assert pace.wait_s("a", 0) == 0.0
@@ -46,7 +46,7 @@ def test_a_flood_is_spaced_out_beside_another_key_and_alone_is_not() -> None:
 
 def test_a_long_body_counts_as_many_requests_and_nobody_waits_for_ever() -> None:
     now_s = [100.0]
-    pace = Spacing(lambda: now_s[0])
+    pace = Pacer(lambda: now_s[0])
     pace.wait_s("v", 0)
     waits = [pace.wait_s("a", 1 << 20) for _ in range(4)]
     assert waits[3] - waits[2] == pytest.approx(17 / 200)
@@ -73,7 +73,7 @@ def test_what_is_held_back_is_given_back_once() -> None:
 
 def test_who_comes_again_at_once_after_a_refusal_waits_longer() -> None:
     now_s = [0.0]
-    pace = Spacing(lambda: now_s[0])
+    pace = Pacer(lambda: now_s[0])
     pace.note_refusal("a")  # alone it costs nothing
     assert pace.wait_s("a", 0) == 0
     pace.wait_s("v", 0)
@@ -88,7 +88,7 @@ def test_who_comes_again_at_once_after_a_refusal_waits_longer() -> None:
 
 def test_a_key_that_was_worked_for_beside_others_rests_and_alone_does_not() -> None:
     now_s = [100.0]
-    pace = Spacing(lambda: now_s[0], num_processors=2)
+    pace = Pacer(lambda: now_s[0], num_processors=2)
     pace.wait_s("a", 0)
     pace.note_work("a", 10.0)
     assert pace.rest_s("a") == 0.0, "alone it costs nothing"
@@ -113,7 +113,7 @@ def test_a_key_that_was_worked_for_beside_others_rests_and_alone_does_not() -> N
 
 def test_on_many_processors_one_thread_of_work_needs_no_rest() -> None:
     now_s = [100.0]
-    pace = Spacing(lambda: now_s[0], num_processors=8)
+    pace = Pacer(lambda: now_s[0], num_processors=8)
     pace.wait_s("v", 0)
     for _ in range(100):
         now_s[0] += 0.1

@@ -17,8 +17,8 @@ import pytest
 
 from ridgeline.serve.answer import reply
 from ridgeline.serve.engine.request_stream import StreamError
+from ridgeline.serve.http.fair_pool import FairThreadPool
 from ridgeline.serve.http.request_state import CALLER
-from ridgeline.serve.http.turns import Turns
 from tests.engine.test_llm import HELLO
 from tests.serve.serving import Served, serving
 from tests.serve.test_plans import config
@@ -81,7 +81,7 @@ def served(model: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def flooded(served: Served, turns: Turns, key: str = "key1") -> Iterator[threading.Event]:
+def flooded(served: Served, turns: FairThreadPool, key: str = "key1") -> Iterator[threading.Event]:
     """Have all threads that a key may have stand still, the first one's, and more wait."""
     go_on = threading.Event()
 

@@ -17,8 +17,8 @@ from openai import BadRequestError, NotFoundError
 from ridgeline import LLM, SamplingParams
 from ridgeline.serve.engine.async_engine import AsyncEngine
 from ridgeline.serve.engine.request_stream import StreamCaller
+from ridgeline.serve.http.fair_pool import WorkPools
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.turns import WorkTurns
 from ridgeline.trust.guards.families import FAMILIES, OPENAI_CATEGORIES
 from ridgeline.trust.guards.guard import Guard, Verdict
 from ridgeline.trust.guards.guard_loading import known_judge
@@ -297,7 +297,7 @@ def test_an_answer_is_judged_by_the_last_of_several_lines(tmp_path: Path) -> Non
 async def judged(llm: LLM, name: str, messages: list[dict[str, Any]]) -> Verdict:
     engine = AsyncEngine(llm.engine)
     engine.start()
-    turns = WorkTurns(8)
+    turns = WorkPools(8)
     try:
         guard = known_judge(name, llm.text, engine, turns.prompts)
         assert isinstance(guard, Guard)

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.tools import wanted_tools
-from ridgeline.serve.http.request_body import Strict, contradiction, document, typed
+from ridgeline.serve.http.request_body import RequestModel, contradiction, document, typed
 from ridgeline.text.messages.tools import Tool, ToolUse
 from ridgeline.text.template.messages import familiar
 
@@ -22,7 +22,7 @@ _NOT_OF_TEMPLATES = (
 )
 
 
-class TextPart(Strict):
+class TextPart(RequestModel):
     """A piece of a message."""
 
     extras = fields.CONTENT_PART
@@ -37,7 +37,7 @@ _Part = Annotated[
 ]
 
 
-def _document_message(schema: dict[str, Any], model: type[Strict]) -> None:
+def _document_message(schema: dict[str, Any], model: type[RequestModel]) -> None:
     """Say as well that a message of the user or the system has content."""
     document(schema, model)
     said = {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]}
@@ -45,7 +45,7 @@ def _document_message(schema: dict[str, Any], model: type[Strict]) -> None:
     schema["anyOf"] = [said, silent]
 
 
-class Message(Strict):
+class Message(RequestModel):
     """One message of a conversation; the model's template decides how each field is used.
 
     Clients send an answer back as they got it, with all that a server or a library added to it.
@@ -80,7 +80,7 @@ class Message(Strict):
         return self.model_dump(exclude_none=True)
 
 
-class FunctionDefinition(Strict):
+class FunctionDefinition(RequestModel):
     """A function that the model may call."""
 
     extras = fields.FUNCTION
@@ -91,7 +91,7 @@ class FunctionDefinition(Strict):
     strict: bool | None = None
 
 
-class ToolDefinition(Strict):
+class ToolDefinition(RequestModel):
     """A tool; functions are the only kind there is."""
 
     extras = fields.TOOL
@@ -116,7 +116,7 @@ _Tool = Annotated[
 ]
 
 
-class ThinkingSwitch(Strict):
+class ThinkingSwitch(RequestModel):
     """Whether to think first, as DeepSeek and GLM have it."""
 
     extras = fields.THINKING
@@ -124,7 +124,7 @@ class ThinkingSwitch(Strict):
     type: Literal["enabled", "disabled", "adaptive", "auto"]
 
 
-class Reasoning(Strict):
+class Reasoning(RequestModel):
     """How much to think, as OpenRouter has it."""
 
     extras = fields.REASONING
@@ -133,7 +133,7 @@ class Reasoning(Strict):
     enabled: bool | None = None
 
 
-class Rendering(Strict):
+class Rendering(RequestModel):
     """How messages become a prompt."""
 
     extras = fields.RENDERING
@@ -198,7 +198,7 @@ class Rendering(Strict):
         }
 
 
-class Prediction(Strict):
+class Prediction(RequestModel):
     """What the answer will be like: it comes sooner where that is right, and is the same."""
 
     extras = fields.ANY

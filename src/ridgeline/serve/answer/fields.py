@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-from ridgeline.serve.http.request_body import Extra
+from ridgeline.serve.http.request_body import DroppedField
 
-Table = dict[str, Extra]
+Table = dict[str, DroppedField]
 
 
 def _rows(
@@ -24,7 +24,7 @@ def _rows(
     *off: Any,
     most_off: float | None = None,
 ) -> Table:
-    return dict.fromkeys(names.split(), Extra(fate, why, of, off, most_off))
+    return dict.fromkeys(names.split(), DroppedField(fate, why, of, off, most_off))
 
 
 _hint, _lost, _refused = (partial(_rows, fate) for fate in ("hint", "lost", "refused"))
@@ -309,4 +309,4 @@ VECTORS: Table = {
 TIME_OF_FILE: Table = _hint("llama.cpp", "time", "the order says which is newer")
 LORA: Table = _hint("vLLM", "lora_int_id", "adapters have names")
 BATCH: Table = _hint("OpenAI", "output_expires_after", "files stay until they are deleted")
-ANY: Mapping[str, Extra] = {}
+ANY: Mapping[str, DroppedField] = {}

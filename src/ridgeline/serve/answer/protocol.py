@@ -44,7 +44,7 @@ from ridgeline.serve.answer.tools import wanted_tools
 from ridgeline.serve.deadlines.field import HEADER, LONGEST_MS, Deadline
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.request_body import STRICT, Strict, contradiction, wrong
+from ridgeline.serve.http.request_body import STRICT, RequestModel, contradiction, wrong
 from ridgeline.text.messages.tools import ToolUse
 
 NewText = Callable[[tuple[int, ...], SamplingParams], Text]
@@ -84,7 +84,7 @@ def _without_nulls(pairs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in pairs.items() if value is not None}
 
 
-class StreamOptions(Strict):
+class StreamOptions(RequestModel):
     """What a stream sends besides the answer."""
 
     extras = fields.STREAM_OPTIONS
@@ -108,7 +108,7 @@ LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")  # how long an an
 _StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
 
 
-class _SamplingFields(Strict):
+class _SamplingFields(RequestModel):
     """The fields that both kinds of completion share."""
 
     extras = fields.COMPLETION
@@ -435,7 +435,7 @@ class CompletionRequest(_SamplingFields):
         )
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(RequestModel):
     """POST /tokenize of a text."""
 
     extras = fields.ANY
@@ -489,7 +489,7 @@ AnyTokenizeRequest = Annotated[
 ]
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(RequestModel):
     """POST /detokenize."""
 
     extras = fields.ANY

@@ -33,11 +33,11 @@ from ridgeline.serve.engine.request_stream import (
     StreamEvent,
 )
 from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.fair_pool import FairThreadPool
 from ridgeline.serve.http.keys import Limits
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.request_body import ENDED, Strict
+from ridgeline.serve.http.request_body import ENDED, RequestModel
 from ridgeline.serve.http.request_state import client_left
-from ridgeline.serve.http.turns import Turns
 from ridgeline.serve.tunnel.middleware import HEADER, NOTES
 from ridgeline.text.messages.tool_calls import texts_of
 
@@ -221,12 +221,12 @@ class OpenAiWriter:
 
 
 class ReplyParts(NamedTuple):
-    """What all replies of a server share; ``turns`` are those of keys, to write long answers."""
+    """What all replies of a server share; ``pool`` writes long answers."""
 
     engine: EngineClient
     limits: Limits
     options: ServeOptions
-    turns: Turns
+    pool: FairThreadPool
 
 
 class Reply(Response):
@@ -237,7 +237,7 @@ class Reply(Response):
         shared: ReplyParts,
         stream: RequestStream,
         answers: Results,
-        body: Strict,
+        body: RequestModel,
         writer: ResponseWriter,
         dialect: Dialect,
         promising: Callable[[], Awaitable[Promise]] | None = None,
@@ -251,7 +251,7 @@ class Reply(Response):
         """
         super().__init__()
         del self.headers["content-length"]  # of the body that is still to come
-        self._engine, self._limits, options, self._turns = shared
+        self._engine, self._limits, options, self._pool = shared
         self._stream = stream
         self._answers, self._body, self._writer = answers, body, writer
         self._take = behind(answers.stages, writer.take)
@@ -383,7 +383,7 @@ class Reply(Response):
                 break
         is_long = len(self._stream.prompts) > _MANY_PROMPTS or self._num_entries() > _MANY_ENTRIES
         whole = partial(self._whole, in_pieces if is_long else _encode)
-        data, headers = await self._turns.run(whole) if is_long else whole()
+        data, headers = await self._pool.run(whole) if is_long else whole()
         self._charge()
         if bounds := self._answers.bounds:
             headers = headers | {ENDED: bounds}

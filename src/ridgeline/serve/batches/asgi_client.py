@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Message, Scope
 
 from ridgeline.serve.answer.stages import Observer
 from ridgeline.serve.batch_files.run import ItemRequest, ItemResponse, Stopped
+from ridgeline.serve.http.fair_pool import in_thread
 from ridgeline.serve.http.request_body import CAPPED, IGNORED
 from ridgeline.serve.http.request_state import CALLER, STATE, RequestState, local_scope
-from ridgeline.serve.http.turns import in_thread
 
 _log = logging.getLogger("ridgeline.serve")
 _MOST_PAUSE_S = 5.0

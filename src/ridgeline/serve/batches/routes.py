@@ -26,9 +26,9 @@ from ridgeline.serve.batch_files.store import OwnerFiles, StoredBatch, StoredFil
 from ridgeline.serve.batches.runner import Batches
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.fair_pool import in_thread
 from ridgeline.serve.http.options import ServeOptions
-from ridgeline.serve.http.request_body import UPLOADS, Strict, too_long, wrong
-from ridgeline.serve.http.turns import in_thread
+from ridgeline.serve.http.request_body import UPLOADS, RequestModel, too_long, wrong
 
 _MOST_FILES = 10_000  # of a key
 _MOST_OPEN = 100  # batches of a key that are not over
@@ -63,7 +63,7 @@ def _known_url(url: Any) -> Any:
     return url
 
 
-class BatchRequest(Strict):
+class BatchRequest(RequestModel):
     """POST /v1/batches."""
 
     extras = fields.BATCH

@@ -20,8 +20,8 @@ from ridgeline.serve.batch_files.lines import RequestFile, usage_of
 from ridgeline.serve.batch_files.run import BatchRun, Journal, Stopped
 from ridgeline.serve.batch_files.store import OwnerFiles, Store, StoredBatch, new_id
 from ridgeline.serve.batches.asgi_client import LocalClient
+from ridgeline.serve.http.fair_pool import in_thread
 from ridgeline.serve.http.keys import Keys
-from ridgeline.serve.http.turns import in_thread
 from ridgeline.system.machine import folder_name
 
 _log = logging.getLogger("ridgeline.serve")

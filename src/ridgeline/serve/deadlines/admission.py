@@ -51,7 +51,7 @@ from ridgeline.serve.engine.request_stream import (
     StreamEvent,
 )
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.turns import carried
+from ridgeline.serve.http.fair_pool import carried
 
 _log = logging.getLogger("ridgeline.serve")
 _LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.05  # from one round to the next; a request waits that long

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from ridgeline.foresight.simulator.forecast import PredictedTimes
 from ridgeline.foresight.step_time.fit import FIRST_STEPS
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_body import Strict, wrong
+from ridgeline.serve.http.request_body import RequestModel, wrong
 
 HEADER = "x-deadline-ms"
 PROMISE = "x-ridgeline-promise"  # of a reply: "promised", or "unpromised"
@@ -19,7 +19,7 @@ LONGEST_MS = 86_400_000.0  # a day
 Milliseconds = Annotated[float, Field(gt=0, le=LONGEST_MS)]
 
 
-class Deadline(Strict):
+class Deadline(RequestModel):
     """From the arrival of a request until its first token, and until its last."""
 
     ttft_ms: Milliseconds | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.engine.request_stream import RequestStream
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.turns import in_thread
+from ridgeline.serve.http.fair_pool import in_thread
 
 if TYPE_CHECKING:  # imported only where a server has such files
     from ridgeline.engine.kv_disk.cache_tier import Tier

@@ -177,7 +177,7 @@ class _Bucket:
         return max(0.0, (amount - self.left()) * self._period_s / self.amount)
 
 
-class Spacing:
+class Pacer:
     """Spaces out a key's requests, and its work beside answers, while others ask.
 
     Refusals and look-ups cost time too: the shortest take so little that a flood of them never
@@ -280,7 +280,7 @@ class Limits:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
         self.spent: Counter[str] = Counter()
-        self.pace = Spacing(clock)
+        self.pace = Pacer(clock)
 
     def only_count(self) -> None:
         """Refuse nothing from now on: a router does, which is told what was spent."""

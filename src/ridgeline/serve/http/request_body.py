@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.serve.http.errors import ApiError, validation_error
-from ridgeline.serve.http.turns import WorkTurns
+from ridgeline.serve.http.fair_pool import WorkPools
 
 _MAY_CALL = {"tools": "tool_choice", "functions": "function_call"}  # "none": it calls nothing
 STRICT = {"is_strict": True}  # pydantic's context of a body that is held to the letter
@@ -45,7 +45,7 @@ _LONG_BYTES = 1 << 13  # from here on, parsing may take milliseconds: a thousand
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
 
 
-class Extra(NamedTuple):
+class DroppedField(NamedTuple):
     """What becomes of a field that a body has no use for.
 
     Attributes:
@@ -71,7 +71,7 @@ class Extra(NamedTuple):
         return any(type(value) is type(one) and value == one for one in self.off)  # 0 is not False
 
 
-def document(schema: dict[str, Any], model: type[Strict]) -> None:
+def document(schema: dict[str, Any], model: type[RequestModel]) -> None:
     """Add to a model's JSON schema what the model accepts besides its fields."""
     others = {"type": "null"} if model.extras is None else {"description": "Dropped by name."}
     schema["additionalProperties"] = others
@@ -81,7 +81,7 @@ def document(schema: dict[str, Any], model: type[Strict]) -> None:
     }
 
 
-def _documented(extra: Extra) -> dict[str, Any]:
+def _documented(extra: DroppedField) -> dict[str, Any]:
     if extra.fate != "refused":
         return {"description": "Taken, and dropped by name."}
     schema: dict[str, Any] = {"enum": [None, *extra.off]}
@@ -90,7 +90,7 @@ def _documented(extra: Extra) -> dict[str, Any]:
     return schema
 
 
-class Strict(BaseModel):
+class RequestModel(BaseModel):
     """No coercion, no NaN; the first field at fault, in the body's order.
 
     A null is absence, whatever its name: client libraries send the empty fields of their types.
@@ -101,7 +101,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra=document
     )
-    extras: ClassVar[Mapping[str, Extra] | None] = None
+    extras: ClassVar[Mapping[str, DroppedField] | None] = None
     runs: ClassVar[tuple[str, ...]] = ()  # the kinds of ``tools`` that clients run
     absent: ClassVar[tuple[str, ...]] = ()  # inherited fields that mean nothing here
     _dropped: tuple[str, ...] = ()
@@ -186,12 +186,12 @@ class Strict(BaseModel):
         for name, value in self.__dict__.items():
             is_many = isinstance(value, list) and value and not isinstance(value[0], int)
             for one in value if is_many else (value,):
-                if isinstance(one, Strict):
+                if isinstance(one, RequestModel):
                     yield from (f"{name}.{inner}" for inner in one._ignored())
 
 
 @cache
-def _names_of(kind: type[Strict]) -> Set[str]:
+def _names_of(kind: type[RequestModel]) -> Set[str]:
     fields = kind.model_fields.items()
     return {field.alias or name for name, field in fields if name not in kind.absent}
 
@@ -292,7 +292,7 @@ class _Read(Request):
 
 
 async def in_turn(
-    work: WorkTurns, adapter: TypeAdapter[Any], data: bytes, *, is_strict: bool = False
+    work: WorkPools, adapter: TypeAdapter[Any], data: bytes, *, is_strict: bool = False
 ) -> Any:
     """Return what ``read`` does, of a long body in a thread, when it is its turn."""
     if len(data) < _LONG_BYTES:
@@ -303,7 +303,7 @@ async def in_turn(
 def read(adapter: TypeAdapter[Any], data: bytes, *, is_strict: bool = False) -> Any:
     """Return the model that a body describes; raises ApiError that names what is wrong.
 
-    With ``is_strict`` nothing is dropped that was asked for (``Extra``).
+    With ``is_strict`` nothing is dropped that was asked for (``DroppedField``).
     If a body has too much in it, only its beginning is validated: an error found there says more.
     """
     end = _affordable(data)

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp
 
 from ridgeline.serve.dialects.triton.routes import ALL_STATS, STATS, STREAM
 from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.fair_pool import FairThreadPool
 from ridgeline.serve.http.listening import bind
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_body import IGNORED, MOST_NAMED
-from ridgeline.serve.http.turns import Turns
 from ridgeline.serve.http.web_server import Edge, WebServer
 from ridgeline.serve.triton_grpc.local_http import Cut, LocalAnswer, asked
 from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE, check_parts
@@ -100,13 +100,13 @@ class Translator:
     """The calls of Triton's service, each a request of the application's."""
 
     def __init__(
-        self, app: ASGIApp, edge: Edge, turns: Turns, relay: Relay, options: ServeOptions
+        self, app: ASGIApp, edge: Edge, pool: FairThreadPool, relay: Relay, options: ServeOptions
     ) -> None:
-        """Ask ``app``, which stands behind ``edge``; long messages are counted in ``turns``.
+        """Ask ``app``, which stands behind ``edge``; long messages are counted in ``pool``.
 
         All connections come through ``relay``.
         """
-        self._app, self._edge, self._turns, self._relay = app, edge, turns, relay
+        self._app, self._edge, self._pool, self._relay = app, edge, pool, relay
         self._receive_timeout_s = options.receive_timeout
         self._stall_timeout_s = options.stall_timeout
         self._max_body_bytes = options.max_body_bytes
@@ -216,7 +216,7 @@ class Translator:
             caller.cut()
             await asyncio.Event().wait()  # gRPC sees the end, and cancels this
         finally:
-            self._turns.soon(give_back)
+            self._pool.soon(give_back)
 
     async def _answer_streamed(self, data: bytes, context: Any, writing: asyncio.Lock) -> None:
         """Write the answers to one message. Raises _Unread if nobody reads them, and _Left."""
@@ -337,7 +337,7 @@ class Translator:
         try:
             if is_long:
                 await self._edge.admit(headers, len(data))
-                await self._turns.run(partial(check_parts, kind, data))
+                await self._pool.run(partial(check_parts, kind, data))
             else:
                 check_parts(kind, data)
             return _with_short_names(CLASSES[kind].FromString(data))
@@ -430,8 +430,8 @@ async def serving_grpc(web: WebServer, options: ServeOptions) -> AsyncIterator[i
             ("grpc.http2.bdp_probe", 0),  # or unread calls would keep more and more
         ]
     )
-    turns = Turns(2, "messages", options.max_queued_requests, web.edge.pace)
-    handlers = Translator(web.app, web.edge, turns, relay, options).handlers()
+    pool = FairThreadPool(2, "messages", options.max_queued_requests, web.edge.pace)
+    handlers = Translator(web.app, web.edge, pool, relay, options).handlers()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     if options.ssl_certfile is None:
         server.add_insecure_port(relay.address)
@@ -446,4 +446,4 @@ async def serving_grpc(web: WebServer, options: ServeOptions) -> AsyncIterator[i
             yield port
         finally:
             await server.stop(_GRACE_S)
-            turns.close()
+            pool.close()

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.keys import ANYONE
-from ridgeline.serve.tunnel.resume_log import Journal, frame, spent_line
+from ridgeline.serve.tunnel.resume_log import ResumeLog, frame, spent_line
 
 HEADER = b"x-ridgeline-fleet"  # of a router's request, and of an answer in frames
 FINGERPRINT = b"x-ridgeline-fingerprint"  # of an answer to a router: what answers depend on
@@ -68,7 +68,7 @@ class Tunnel:
         fields = self._read(said)
         lines, receive = await _opened(receive, fields["journal"])
         try:
-            journal = Journal(lines, fields["seed"], only_reads=fields["reads"])
+            journal = ResumeLog(lines, fields["seed"], only_reads=fields["reads"])
         except ValueError as error:
             raise _bad(str(error)) from None
         scope["state"] |= {"journal": journal, "created": fields["created"]}

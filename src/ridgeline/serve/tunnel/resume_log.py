@@ -92,7 +92,7 @@ def event_of(entry: Any) -> tuple[int, Event]:
 DIVERGED = line({"diverged": True})  # of an answer that would not be the same
 
 
-class Journal:
+class ResumeLog:
     """How far an answer has come.
 
     Attributes:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.engine.request_stream import StreamCaller, StreamError
-from ridgeline.serve.http.turns import Turns
+from ridgeline.serve.http.fair_pool import FairThreadPool
 from ridgeline.trust.guards.families import Category, GuardFamily
 from ridgeline.trust.guards.verdict import Ids, log_sum, logprobs_of
 from ridgeline.trust.rules.file import JudgeRule
@@ -76,15 +76,15 @@ class Guard:
         name: str,
         text: TextProcessor,
         engine: EngineClient,
-        turns: Turns,
+        pool: FairThreadPool,
         family: GuardFamily,
     ) -> None:
-        """Judge with a model of ``family``; ``turns`` render prompts.
+        """Judge with a model of ``family``; ``pool`` renders prompts.
 
         Raises ValueError if the model's tokens do not tell its verdicts apart.
         """
         self.name = name
-        self._text, self._engine, self._turns, self._family = text, engine, turns, family
+        self._text, self._engine, self._pool, self._family = text, engine, pool, family
         words = (*family.safe, *family.unsafe)
         self._verdict = self._question(family.lead, words)
         self._is_unsafe = {one.token: one.word in family.unsafe for one in self._verdict.words}
@@ -182,7 +182,7 @@ class Guard:
     async def _judge_lines(self, messages: Messages, caller: StreamCaller) -> Verdict:
         """Judge by a verdict of several lines: before each stands the likeliest of those above."""
         family, text, mass = self._family, "", 1.0
-        prompt = await self._turns.run(partial(self._text.chat_template.render_ids, messages))
+        prompt = await self._pool.run(partial(self._text.chat_template.render_ids, messages))
         scores = dict.fromkeys(family.categories, 0.0)
         last = list(scores)[-1 if messages[-1]["role"] == "assistant" else 0]
         for name, category in family.categories.items():
@@ -214,7 +214,7 @@ class Guard:
     ) -> tuple[float, float, Ids]:
         """Return how likely a verdict is unsafe, and a verdict at all; and the rendered prompt."""
         render = partial(self._text.chat_template.render_ids, messages, **variables)
-        prompt = self._opened(await self._turns.run(render))
+        prompt = self._opened(await self._pool.run(render))
         found = await self._asked(prompt, self._verdict, caller)
         total = log_sum(list(found.values()))
         unsafe = log_sum([value for token, value in found.items() if self._is_unsafe[token]])

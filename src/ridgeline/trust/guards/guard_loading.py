@@ -22,7 +22,7 @@ from ridgeline.serve.engine.request_stream import (
     StreamError,
     StreamReader,
 )
-from ridgeline.serve.http.turns import Turns
+from ridgeline.serve.http.fair_pool import FairThreadPool
 from ridgeline.trust.guards.families import FAMILIES, family_of
 from ridgeline.trust.guards.guard import Guard, GuardFailed, text_of
 from ridgeline.trust.guards.verdict import Ids
@@ -42,10 +42,12 @@ class TopicEncoder:
 
     categories: Mapping[str, Any] = {}
 
-    def __init__(self, name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> None:
-        """Compare with this model's vectors; ``turns`` tokenise."""
+    def __init__(
+        self, name: str, text: TextProcessor, engine: EngineClient, pool: FairThreadPool
+    ) -> None:
+        """Compare with this model's vectors; ``pool`` tokenises."""
         self.name = name
-        self._text, self._engine, self._turns = text, engine, turns
+        self._text, self._engine, self._pool = text, engine, pool
         self._most = engine.settings.max_model_len
         self._of_examples: dict[str, Vector] = {}
 
@@ -72,8 +74,8 @@ class TopicEncoder:
         try:
             wanted = {one for rule in rules for _, texts in rule.examples for one in texts}
             missing = sorted(wanted - self._of_examples.keys())
-            parts = await self._turns.run(partial(self._parts, text_of(messages[-1])))
-            encoded = await self._turns.run(lambda: [self._parts(one)[0] for one in missing])
+            parts = await self._pool.run(partial(self._parts, text_of(messages[-1])))
+            encoded = await self._pool.run(lambda: [self._parts(one)[0] for one in missing])
             vectors = await self._vectors([*encoded, *parts], caller)
         except (ValueError, StreamError) as error:
             raise GuardFailed(f"the encoder {self.name} failed: {error}", 503) from error
@@ -119,22 +121,26 @@ class TopicEncoder:
 Judge = Guard | TopicEncoder
 
 
-def judge_of(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Judge | None:
+def judge_of(
+    name: str, text: TextProcessor, engine: EngineClient, pool: FairThreadPool
+) -> Judge | None:
     """Return a model as what judges, None if it is none. Raises ValueError as ``Guard`` does."""
     if family := family_of(text.chat_template.source):
-        return Guard(name, text, engine, turns, family)
+        return Guard(name, text, engine, pool, family)
     is_encoder = not text.has_head and not text.has_scores
-    return TopicEncoder(name, text, engine, turns) if is_encoder else None
+    return TopicEncoder(name, text, engine, pool) if is_encoder else None
 
 
-def known_judge(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Judge:
+def known_judge(
+    name: str, text: TextProcessor, engine: EngineClient, pool: FairThreadPool
+) -> Judge:
     """Return a model as what it must be. Raises ValueError if it cannot judge.
 
     WildGuard is known by its name, as its files have no template; the prompts are then ours.
     """
     if "wildguard" in name.lower() and family_of(text.chat_template.source) is None:
         text.use_chat_template(_WILDGUARD)
-    judge = judge_of(name, text, engine, turns)
+    judge = judge_of(name, text, engine, pool)
     if judge is None:
         known = ", ".join(family.name for family in FAMILIES)
         raise ValueError(

@@ -17,7 +17,7 @@ from ridgeline.serve.dialects.documented import Shaped
 from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.engine.request_stream import StreamCaller
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_body import Strict, typed
+from ridgeline.serve.http.request_body import RequestModel, typed
 from ridgeline.serve.http.request_state import client_left
 from ridgeline.serve.model_server import ModelServer
 from ridgeline.serve.observe.spans import parent_of
@@ -31,7 +31,7 @@ AT = 0.5  # from which score on a text is flagged
 Result = TypeVar("Result")
 
 
-class ModerationPart(Strict):
+class ModerationPart(RequestModel):
     """A part of an input."""
 
     extras = fields.ANY
@@ -49,7 +49,7 @@ def _kind_of_input(value: Any) -> str:
     return "[parts]" if value and isinstance(value[0], dict | ModerationPart) else "[texts]"
 
 
-class ModerationsRequest(Strict):
+class ModerationsRequest(RequestModel):
     """POST /v1/moderations."""
 
     extras = fields.ANY

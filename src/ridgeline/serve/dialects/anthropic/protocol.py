@@ -13,7 +13,7 @@ from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.conversation import MAX_TOOLS, NAME_OF_TOOL
 from ridgeline.serve.answer.protocol import Length
 from ridgeline.serve.dialects.anthropic.history import READ, read_messages
-from ridgeline.serve.http.request_body import Strict, kind_of, typed
+from ridgeline.serve.http.request_body import RequestModel, kind_of, typed
 
 _INT64 = 1 << 63
 _MAX_MESSAGES = 1 << 13
@@ -22,7 +22,7 @@ _ONLY_TEXT: LiteralString = (
 )
 
 
-class TextBlock(Strict):
+class TextBlock(RequestModel):
     """A piece of text."""
 
     extras = fields.BLOCK
@@ -31,7 +31,7 @@ class TextBlock(Strict):
     text: str
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(RequestModel):
     """A call that the model made."""
 
     extras = fields.TOOL_USE
@@ -46,7 +46,7 @@ _Text = Annotated[TextBlock, typed(("text",), _ONLY_TEXT)]
 _Texts = Annotated[list[_Text], Field(fail_fast=True)]
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(RequestModel):
     """What a call returned. A template shows no sign of ``is_error``: its text says it."""
 
     extras = fields.TOOL_RESULT
@@ -56,7 +56,7 @@ class ToolResultBlock(Strict):
     content: str | _Texts | None = None
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(RequestModel):
     """What the model thought."""
 
     extras = fields.THINKING_BLOCK
@@ -65,7 +65,7 @@ class ThinkingBlock(Strict):
     thinking: str
 
 
-class RedactedBlock(Strict):
+class RedactedBlock(RequestModel):
     """Thoughts that cannot be read here; dropped."""
 
     extras = fields.ANY
@@ -85,7 +85,7 @@ _Block = Annotated[
 ]
 
 
-class InputMessage(Strict):
+class InputMessage(RequestModel):
     """A turn of one side, or instructions that came up between turns."""
 
     extras = fields.ANY
@@ -94,7 +94,7 @@ class InputMessage(Strict):
     content: str | Annotated[list[_Block], Field(fail_fast=True)]
 
 
-class ToolParam(Strict):
+class ToolParam(RequestModel):
     """A tool that the client runs."""
 
     extras = fields.MESSAGES_TOOL
@@ -116,7 +116,7 @@ _Tool = Annotated[
 ]
 
 
-class ToolChoice(Strict):
+class ToolChoice(RequestModel):
     """Whether tools are called, and which."""
 
     extras = fields.ANY
@@ -126,7 +126,7 @@ class ToolChoice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Strict):
+class Thinking(RequestModel):
     """Whether the model thinks first. How long it may is not limited."""
 
     extras = fields.THINKING
@@ -134,7 +134,7 @@ class Thinking(Strict):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
-class OutputConfig(Strict):
+class OutputConfig(RequestModel):
     """The form of the answer, and how much effort goes into it."""
 
     extras = fields.OUTPUT_CONFIG
@@ -143,7 +143,7 @@ class OutputConfig(Strict):
     effort: str | None = None
 
 
-class Metadata(Strict):
+class Metadata(RequestModel):
     """Who asks: written to the log."""
 
     extras = fields.ANY
@@ -151,7 +151,7 @@ class Metadata(Strict):
     user_id: str | None = Field(None, max_length=256)
 
 
-class Conversation(Strict):
+class Conversation(RequestModel):
     """What both routes take."""
 
     extras = fields.MESSAGES

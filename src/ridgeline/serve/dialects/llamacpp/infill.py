@@ -29,7 +29,7 @@ from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, pro
 from ridgeline.serve.answer.samplers import MAX_BIASES, is_bias, is_token
 from ridgeline.serve.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_body import Strict, contradiction, wrong
+from ridgeline.serve.http.request_body import RequestModel, contradiction, wrong
 from ridgeline.text.infill import File
 
 _MAX_FILES = 1 << 10
@@ -59,7 +59,7 @@ def _text_in(prompt: Any) -> Any:
     return prompt.get("prompt_string")
 
 
-class ExtraFile(Strict):
+class ExtraFile(RequestModel):
     """A file, or a piece of one, that helps to understand the open one."""
 
     extras = fields.TIME_OF_FILE

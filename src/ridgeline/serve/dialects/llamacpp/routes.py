@@ -37,9 +37,9 @@ from ridgeline.serve.dialects.openai.documented import ERRORS, Completion
 from ridgeline.serve.engine.between_steps import between_steps, read, write
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_body import Strict, bad_value, in_turn
+from ridgeline.serve.http.fair_pool import in_thread
+from ridgeline.serve.http.request_body import RequestModel, bad_value, in_turn
 from ridgeline.serve.http.request_state import own_view
-from ridgeline.serve.http.turns import in_thread
 from ridgeline.serve.model_server import ModelServer
 from ridgeline.serve.prepare import Ids
 from ridgeline.version import __version__
@@ -130,7 +130,7 @@ def slot(index: int, max_model_len: int, sequence: dict[str, Any] | None) -> dic
     }
 
 
-class SlotFile(Strict):
+class SlotFile(RequestModel):
     """The body of POST /slots/{id}; to erase one needs none. A router reads the model's name."""
 
     filename: str = ""

@@ -25,9 +25,9 @@ from ridgeline.serve.dialects.ollama.protocol import CopyAsked, CreateAsked, Nam
 from ridgeline.serve.dialects.ollama.request import openai_messages
 from ridgeline.serve.dialects.ollama.response import OllamaWriter
 from ridgeline.serve.http.errors import ApiError
+from ridgeline.serve.http.fair_pool import in_thread
 from ridgeline.serve.http.request_body import bad_value
 from ridgeline.serve.http.request_state import check_operator
-from ridgeline.serve.http.turns import in_thread
 
 _SUCCESS = {"status": "success"}
 _SAID = TEXT_ERRORS | documented(Progress, LINES, OllamaWriter.stream_type)

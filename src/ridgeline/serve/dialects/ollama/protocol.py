@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from ridgeline.serve.answer import fields, samplers
 from ridgeline.serve.answer.conversation import MAX_TOOLS
 from ridgeline.serve.answer.protocol import EACH, CompletionRequest, kind_of_prompt
-from ridgeline.serve.http.request_body import Strict, wrong
+from ridgeline.serve.http.request_body import RequestModel, wrong
 from ridgeline.text.template.messages import readable
 
 _INT64 = 1 << 63
@@ -27,7 +27,7 @@ def _whole(value: Any) -> Any:
 _Whole = Annotated[int, BeforeValidator(_whole)]
 
 
-class OllamaOptions(Strict):
+class OllamaOptions(RequestModel):
     """Sampling, and hints about the machine, which cannot change an answer and are dropped.
 
     A prompt is never cut, so ``num_ctx`` changes nothing.
@@ -51,7 +51,7 @@ class OllamaOptions(Strict):
     stop: Annotated[list[str], Field(fail_fast=True)] | None = None
 
 
-class ToolCallFunction(Strict):
+class ToolCallFunction(RequestModel):
     """The function that was called, and its arguments."""
 
     extras = fields.OLLAMA_CALL
@@ -60,7 +60,7 @@ class ToolCallFunction(Strict):
     arguments: dict[str, Any]
 
 
-class Call(Strict):
+class Call(RequestModel):
     """A call that the model made."""
 
     extras = fields.OLLAMA_CALL
@@ -69,7 +69,7 @@ class Call(Strict):
     function: ToolCallFunction
 
 
-class OllamaMessage(Strict):
+class OllamaMessage(RequestModel):
     """A turn of the conversation."""
 
     extras = fields.OLLAMA_MESSAGE
@@ -93,7 +93,7 @@ class OllamaMessage(Strict):
         return ["images"]
 
 
-class Asked(Strict):
+class Asked(RequestModel):
     """What both routes take."""
 
     extras = fields.OLLAMA
@@ -146,7 +146,7 @@ class RawRequest(CompletionRequest):
     logprobs: int | None = Field(None, ge=0, le=20)
 
 
-class NameAsked(Strict):
+class NameAsked(RequestModel):
     """DELETE /api/delete, and what other routes that name a model have in common."""
 
     extras = fields.ANY
@@ -199,7 +199,7 @@ class CreateAsked(NameAsked):
         return self
 
 
-class CopyAsked(Strict):
+class CopyAsked(RequestModel):
     """POST /api/copy."""
 
     extras = fields.ANY
@@ -208,7 +208,7 @@ class CopyAsked(Strict):
     destination: str
 
 
-class EmbedAsked(Strict):
+class EmbedAsked(RequestModel):
     """POST /api/embed."""
 
     extras = fields.OLLAMA_EMBED
@@ -232,7 +232,7 @@ class EmbedAsked(Strict):
         return None if self.truncate is False else -1
 
 
-class EmbeddingAsked(Strict):
+class EmbeddingAsked(RequestModel):
     """POST /api/embeddings, the older route, for one text."""
 
     extras = fields.OLLAMA_EMBEDDING

@@ -36,14 +36,14 @@ from ridgeline.serve.engine.request_stream import (
     StreamReader,
 )
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_body import Strict
+from ridgeline.serve.http.request_body import RequestModel
 from ridgeline.serve.model_server import ModelServer
 from ridgeline.serve.prepare import Ids
 
 _INT64 = 1 << 63
 
 
-class _Wanted(Strict):
+class _Wanted(RequestModel):
     """The fields that all requests for vectors share."""
 
     extras = fields.VECTORS
@@ -69,7 +69,7 @@ class EmbeddingsRequest(_Wanted):
         return [value] if alone else value
 
 
-class Document(Strict):
+class Document(RequestModel):
     """A document that stands in an object."""
 
     extras = fields.ANY

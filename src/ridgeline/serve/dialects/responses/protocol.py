@@ -15,14 +15,14 @@ from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.conversation import FunctionDefinition
 from ridgeline.serve.answer.protocol import Length
 from ridgeline.serve.dialects.responses.history import READ, read_items
-from ridgeline.serve.http.request_body import Strict, kind_of, typed
+from ridgeline.serve.http.request_body import RequestModel, kind_of, typed
 
 _MAX_ITEMS = 1 << 13
 LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "reasoning_text")
 
 
-class ResponsesText(Strict):
+class ResponsesText(RequestModel):
     """A piece of an item."""
 
     extras = fields.RESPONSE_PART
@@ -38,7 +38,7 @@ _Part = Annotated[
 _Parts = Annotated[list[_Part], Field(fail_fast=True)]
 
 
-class MessageItem(Strict):
+class MessageItem(RequestModel):
     """A message of either side."""
 
     extras = fields.RESPONSE_MESSAGE
@@ -48,7 +48,7 @@ class MessageItem(Strict):
     content: str | _Parts
 
 
-class CallItem(Strict):
+class CallItem(RequestModel):
     """A call that the model asked for."""
 
     extras = fields.RESPONSE_CALL
@@ -59,7 +59,7 @@ class CallItem(Strict):
     arguments: str
 
 
-class CallOutputItem(Strict):
+class CallOutputItem(RequestModel):
     """What a call returned."""
 
     extras = fields.RESPONSE_OUTPUT
@@ -69,7 +69,7 @@ class CallOutputItem(Strict):
     output: str | _Parts
 
 
-class ReasoningItem(Strict):
+class ReasoningItem(RequestModel):
     """What the model thought; its summary is dropped, because the text itself is there."""
 
     extras = fields.RESPONSE_REASONING
@@ -99,7 +99,7 @@ class FunctionTool(FunctionDefinition):
     type: Literal["function"]
 
 
-class NamedFunction(Strict):
+class NamedFunction(RequestModel):
     """The name of a tool."""
 
     extras = fields.ANY
@@ -108,7 +108,7 @@ class NamedFunction(Strict):
     name: str
 
 
-class AllowedTools(Strict):
+class AllowedTools(RequestModel):
     """Some of the tools."""
 
     extras = fields.ANY
@@ -130,7 +130,7 @@ _Choice = Annotated[
 ]
 
 
-class ReasoningOptions(Strict):
+class ReasoningOptions(RequestModel):
     """How much to think before the answer."""
 
     extras = fields.RESPONSE_THINKING
@@ -138,7 +138,7 @@ class ReasoningOptions(Strict):
     effort: str | None = None
 
 
-class TextOptions(Strict):
+class TextOptions(RequestModel):
     """The form of the text."""
 
     extras = fields.RESPONSE_TEXT
@@ -150,7 +150,7 @@ class TextOptions(Strict):
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(RequestModel):
     """POST /v1/responses."""
 
     extras = fields.RESPONSES

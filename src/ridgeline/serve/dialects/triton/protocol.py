@@ -21,7 +21,7 @@ from pydantic import (
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.protocol import EACH, CompletionRequest, kind_of_prompt
 from ridgeline.serve.answer.samplers import Words
-from ridgeline.serve.http.request_body import Strict, contradiction, wrong
+from ridgeline.serve.http.request_body import RequestModel, contradiction, wrong
 
 _Flag = Literal["BYTES", "BOOL"]
 _Number = Literal["FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64"]
@@ -130,7 +130,7 @@ _NUMBERS = frozenset(
 )
 
 
-class TensorParameters(Strict):
+class TensorParameters(RequestModel):
     """What is said of an input."""
 
     extras = fields.TRITON_TENSOR
@@ -138,7 +138,7 @@ class TensorParameters(Strict):
     binary_data_size: int | None = Field(None, ge=0)
 
 
-class InputTensor(Strict):
+class InputTensor(RequestModel):
     """An input: a field of the request, as a tensor."""
 
     extras = fields.ANY
@@ -150,7 +150,7 @@ class InputTensor(Strict):
     data: list[Any] | None = Field(None, fail_fast=True)
 
 
-class OutputParameters(Strict):
+class OutputParameters(RequestModel):
     """What is said of an output."""
 
     extras = fields.TRITON_TENSOR
@@ -158,7 +158,7 @@ class OutputParameters(Strict):
     binary_data: bool | None = None
 
 
-class RequestedOutput(Strict):
+class RequestedOutput(RequestModel):
     """An output that is asked for."""
 
     extras = fields.ANY
@@ -167,7 +167,7 @@ class RequestedOutput(Strict):
     parameters: OutputParameters | None = None
 
 
-class InferRequest(Strict):
+class InferRequest(RequestModel):
     """POST /v2/models/{model}/infer."""
 
     extras = fields.ANY

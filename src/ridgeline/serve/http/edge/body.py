@@ -9,9 +9,9 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serve.http.errors import ApiError, is_triton
+from ridgeline.serve.http.fair_pool import in_thread
 from ridgeline.serve.http.request_body import UPLOADS, too_long
 from ridgeline.serve.http.request_state import first_headers
-from ridgeline.serve.http.turns import in_thread
 
 _BARE = ("/cancel", "/sleep", "/wake", "/wake_up")  # ends of paths that are posted without a body
 _SLOTS = "/slots/"  # the beginning of others

@@ -15,9 +15,9 @@ import pytest
 
 import ridgeline
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.keys import Spacing
+from ridgeline.serve.http.fair_pool import FairThreadPool, in_thread
+from ridgeline.serve.http.keys import Pacer
 from ridgeline.serve.http.request_state import CALLER
-from ridgeline.serve.http.turns import Turns, in_thread
 from tests.waiting import PATIENCE_S
 
 
@@ -30,8 +30,8 @@ class Bench:
 
     def __init__(self, num_threads: int, most_waiting: int = 100) -> None:
         self.now_s = 100.0
-        self.pace = Spacing(lambda: self.now_s, num_processors=2)
-        self.turns = Turns(num_threads, "test", most_waiting, self.pace)
+        self.pace = Pacer(lambda: self.now_s, num_processors=2)
+        self.turns = FairThreadPool(num_threads, "test", most_waiting, self.pace)
         self.begun: list[str] = []
         self._num_sent, self._news = 0, asyncio.Event()  # to threads; and that one has begun
         run = asyncio.get_running_loop().run_in_executor

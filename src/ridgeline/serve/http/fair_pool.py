@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.keys import Spacing
+from ridgeline.serve.http.keys import Pacer
 from ridgeline.serve.http.request_state import CALLER
 from ridgeline.system.process import NUM_PROCESSES
 
@@ -48,7 +48,7 @@ async def in_thread(work: Callable[Args, Result], *args: Args.args, **named: Arg
     return await asyncio.to_thread(carried(work), *args, **named)
 
 
-class Turns:
+class FairThreadPool:
     """A few threads, and the work that waits for them. All but the work lives on one event loop."""
 
     def __init__(
@@ -56,14 +56,14 @@ class Turns:
         num_threads: int,
         name: str,
         most_waiting: int = _MOST_WAITING,
-        pace: Spacing | None = None,
+        pace: Pacer | None = None,
     ) -> None:
         """Have work done by ``num_threads``, at least 2; of a key at most ``most_waiting`` wait.
 
         ``pace`` says how long a key rests; without it nobody does.
         """
         self._num_threads, self._most_waiting = max(2, num_threads), most_waiting
-        self._pace = pace or Spacing()
+        self._pace = pace or Pacer()
         self._wake: asyncio.TimerHandle | None = None  # when the first of those that rest may begin
         self._threads = ThreadPoolExecutor(self._num_threads, name)
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -167,7 +167,7 @@ class Turns:
         return has_thread and not self._pace.rest_s(caller)
 
 
-class WorkTurns:
+class WorkPools:
     """The work that an application does beside answers, by what it needs and how long it takes.
 
     Attributes:
@@ -178,16 +178,16 @@ class WorkTurns:
         loads: plans for a load: up to half a minute.
     """
 
-    def __init__(self, most_waiting: int = _MOST_WAITING, pace: Spacing | None = None) -> None:
+    def __init__(self, most_waiting: int = _MOST_WAITING, pace: Pacer | None = None) -> None:
         """Begin with nothing to do; of each kind, ``most_waiting`` of a key may wait.
 
         ``pace`` says how long a key rests from work of any kind; without it nobody does.
         """
-        self.bodies = Turns(2, "bodies", most_waiting, pace)
-        self.prompts = Turns(NUM_PROCESSES, "prompts", most_waiting, pace)
-        self.grammars = Turns(2, "grammars", most_waiting, pace)
-        self.reports = Turns(2, "reports", most_waiting, pace)
-        self.loads = Turns(2, "plans for loads", most_waiting, pace)
+        self.bodies = FairThreadPool(2, "bodies", most_waiting, pace)
+        self.prompts = FairThreadPool(NUM_PROCESSES, "prompts", most_waiting, pace)
+        self.grammars = FairThreadPool(2, "grammars", most_waiting, pace)
+        self.reports = FairThreadPool(2, "reports", most_waiting, pace)
+        self.loads = FairThreadPool(2, "plans for loads", most_waiting, pace)
 
     def close(self) -> None:
         """Begin no more work."""
