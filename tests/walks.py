@@ -29,8 +29,9 @@ from tests.tiny import PLAIN, checkpoint
 PACKAGE = Path(ridgeline.__file__).parent
 CONFIG = Path(__file__).parents[1] / "docs" / "learn" / "llama-3.1-8b.json"
 # What others pass on and ask: a reader knows it before the walk.
-VALUES = ("model/shape", "model/files/facts", "model/files/tensors", "model/files/families/table",
-          "backends/cpu/layout/shapes", "backends/cpu/layout/feed_forward")  # fmt: skip
+VALUES = ("model/shape", "model/files/config", "model/files/tensors", "model/files/families/family",
+          "model/files/families/fields", "backends/cpu/layout/shapes",
+          "backends/cpu/layout/feed_forward")  # fmt: skip
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.rope.scaling import rope_from_config
 from ridgeline.model.files.rope.tables import cos_and_sin, rope_tables
 from ridgeline.model.shape.model import Rope
@@ -57,7 +57,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def rope_of(name: str) -> Rope:
     """Return the rotary embedding of one of ``CONFIGS``."""
-    return rope_from_config(Facts(CONFIGS[name], name), HEAD_DIM)[0]
+    return rope_from_config(ConfigReader(CONFIGS[name], name), HEAD_DIM)[0]
 
 
 def digests() -> dict[str, str]:

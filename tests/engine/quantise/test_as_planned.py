@@ -18,7 +18,7 @@ from ridgeline.engine.quantise.targets import TARGETS, mix_of_file, types_of
 from ridgeline.model.cost.format_bytes import storage_of_dtype
 from ridgeline.model.files.counting import shape_of_config
 from ridgeline.model.files.families import GGUF_FAMILIES, TABLES, Family
-from ridgeline.model.files.families.binding import names_in_file
+from ridgeline.model.files.families.weight_names import names_in_file
 from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Experts, ModelArch

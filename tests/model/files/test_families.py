@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families import (
     GGUF_FAMILIES,
     HF_FAMILIES,
@@ -18,7 +18,7 @@ from ridgeline.model.files.families import (
 )
 from ridgeline.model.files.families.gguf_config import config_of_gguf
 from ridgeline.model.files.families.layer_configs import layers_from_config
-from ridgeline.model.files.families.nearest import NEAREST
+from ridgeline.model.files.families.suggestions import NEAREST
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.shape.model import Attention, Experts, Layer, ModelArch
 from tests.model.files.test_gguf_modern import in_directory
@@ -56,7 +56,7 @@ def reaches(arch: ModelArch) -> tuple[int | None, ...]:
 
 def layers_of_gguf(values: dict[str, Any], arch: str) -> tuple[Layer, ...]:
     """The layers of a file, of whose tensors only the embedding is there."""
-    meta, family = Facts(values, "x", prefix=f"{arch}."), GGUF_FAMILIES[arch]
+    meta, family = ConfigReader(values, "x", prefix=f"{arch}."), GGUF_FAMILIES[arch]
     embedding = as_tensors({"token_embd.weight": np.zeros((40, 32), np.float32)})
     config, facts, _ = config_of_gguf(meta, family, embedding)
     return layers_from_config(config, family, family.read(facts))[0]

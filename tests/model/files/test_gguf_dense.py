@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families import model_from_config, model_from_gguf
-from ridgeline.model.files.families.table import slopes
+from ridgeline.model.files.families.fields import slopes
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.shape.model import Layer
 from tests.model.files.gguf_dense import ARCHITECTURES, converted
@@ -283,7 +283,7 @@ def test_slopes_of_heads_beyond_a_power_of_two_stand_between_the_first() -> None
     config, weights = config_and_weights("MptForCausalLM")
     arch, _ = model_from_config(config, as_tensors(weights), "model")
     assert arch.attentions[0].slopes == (2**-4, 2**-8, 2**-12, 2**-16)
-    more = slopes("heads", "largest").read(Facts({"heads": 6}, "x"))
+    more = slopes("heads", largest="largest").read(ConfigReader({"heads": 6}, "x"))
     assert more == (2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3)
 
 

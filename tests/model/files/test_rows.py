@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from ridgeline.model.files.families import TABLES
-from ridgeline.model.files.families.rows import FamilyRow, row, tables_of
-from ridgeline.model.files.families.table import Family, choice, const, flag, has, integer
+from ridgeline.model.files.families.family import Family
+from ridgeline.model.files.families.fields import KINDS, choice, const, flag, has, integer
+from ridgeline.model.files.families.inherit import FamilyRow, row, tables_of
 
 BASE = row(
     "base",
@@ -127,3 +129,14 @@ def test_every_field_of_every_family_has_a_value_of_its_type(name: str) -> None:
             assert isinstance(value, wanted), (name, value)
             if wanted is tuple:
                 assert all(isinstance(one, typing.get_args(hint)[0]) for one in value)
+
+
+def test_every_word_of_every_row_has_options_that_its_reader_knows() -> None:
+    """A misspelt option would else be an error of the first file that is read."""
+    families = [*TABLES.hf.values(), *TABLES.gguf.values(), *TABLES.counted.values()]
+    readers = {id(one): one for family in families for one in family.facts.values()}
+    assert {one.kind for one in readers.values()} <= KINDS.keys()
+    for one in readers.values():
+        signature = inspect.signature(KINDS[one.kind])
+        keys = one.keys[:1] if "key" in signature.parameters else one.keys
+        signature.bind(None, *keys, **one.options)

@@ -382,7 +382,7 @@ def _specials(family: Family) -> Iterator[str]:
         by_one = "sparsemixer" in family.outcomes("ffn.router")
         yield f"a mixture of experts{', chosen one after another' if by_one else ''}"
     if family.has_some("shared.size"):
-        is_optional = family.facts["shared.size"].how == "count"
+        is_optional = family.facts["shared.size"].kind == "count"
         yield "an optional shared expert" if is_optional else "a shared expert"
     if "dense.size" in family.facts:
         every_kind = family.experts_every or family.by_halves

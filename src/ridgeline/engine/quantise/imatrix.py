@@ -9,7 +9,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.model.files.gguf.write import GGUFOut, TensorRoom, number, string, strings
 from ridgeline.model.files.tensors import ModelFileError, Tensor
@@ -28,7 +28,7 @@ def read_imatrix(path: Path, raw: Mapping[str, Tensor]) -> dict[str, Floats]:
         ModelFileError: it is no importance matrix, damaged, or of another model.
     """
     values, tensors = read_gguf(path)
-    facts = Facts(values, str(path))
+    facts = ConfigReader(values, str(path))
     if facts.text("general.type", "") != "imatrix":
         facts.fail("general.type is not imatrix: this is no importance matrix")
     found: dict[str, Floats] = {}

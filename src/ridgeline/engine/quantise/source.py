@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ridgeline.model.files.adapters import AdapterWeights, Base, read_adapter
 from ridgeline.model.files.checkpoint import eos_ids_of, load_checkpoint
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.directory.folder import Folder
-from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families import model_from_config, model_from_gguf
 from ridgeline.model.files.gguf.file import stored_keys
 from ridgeline.model.files.gguf.parts import part_paths, read_gguf_parts
@@ -202,7 +202,7 @@ def _ends(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     roles = iter(("eos", "eot", "eom"))
     for token in checkpoint.eos_ids:
-        facts = Facts(values | found, str(checkpoint.path))
+        facts = ConfigReader(values | found, str(checkpoint.path))
         if found and token in eos_ids_of(facts, checkpoint.arch.vocab_size):
             continue
         role = next(roles, None)

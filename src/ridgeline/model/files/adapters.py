@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.directory.folder import Folder
-from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.families import (
     GGUF_FAMILIES,
     HF_FAMILIES,
@@ -29,8 +29,8 @@ from ridgeline.model.files.families import (
     Family,
     halves_order,
 )
+from ridgeline.model.files.families.half_layers import number_in_file
 from ridgeline.model.files.families.head_order import row_order
-from ridgeline.model.files.families.split_layers import number_in_file
 from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.model.files.safetensors_dir import map_safetensors
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor
@@ -140,7 +140,7 @@ def _from_peft(path: Path, base: Base) -> dict[str, LowRank]:
             f"{path}: no adapter_model.safetensors; pickles can run any code and are never read: "
             f"save the adapter with safe_serialization=True"
         )
-    config = Facts(values, str(path / "adapter_config.json"))
+    config = ConfigReader(values, str(path / "adapter_config.json"))
     modules = _TargetModules(config)
     name = TABLES.class_of_gguf.get(base.family, base.family)
     if base.family in _SCALED:
@@ -173,7 +173,7 @@ def _from_peft(path: Path, base: Base) -> dict[str, LowRank]:
 class _TargetModules:
     """What adapter_config.json says of modules: which are adapted, of what rank and alpha."""
 
-    def __init__(self, config: Facts) -> None:
+    def __init__(self, config: ConfigReader) -> None:
         """Read everything. Raises ModelFileError for what is not supported."""
         self._config = config
         kind = config.text("peft_type")
@@ -272,37 +272,37 @@ def _matches(pattern: str, module: str) -> bool:
 
 def _from_gguf(path: Path, base: Base) -> dict[str, LowRank]:
     metadata, raw = read_gguf(path)
-    facts = Facts(metadata, str(path))
-    kind = facts.text("general.type", "model")
+    config = ConfigReader(metadata, str(path))
+    kind = config.text("general.type", "model")
     if kind != "adapter":
-        facts.fail(f"general.type is {kind!r}: this is not an adapter")
-    if (method := facts.text("adapter.type")) != "lora":
-        facts.fail(f"adapter.type is {method!r}, which is not supported; supported: lora")
+        config.fail(f"general.type is {kind!r}: this is not an adapter")
+    if (method := config.text("adapter.type")) != "lora":
+        config.fail(f"adapter.type is {method!r}, which is not supported; supported: lora")
     for key in metadata:
         if key.startswith("adapter.") and key not in ("adapter.type", "adapter.lora.alpha"):
-            facts.fail(f"{key} is set, which is not supported")
-    name = facts.text("general.architecture")
+            config.fail(f"{key} is set, which is not supported")
+    name = config.text("general.architecture")
     if name not in GGUF_FAMILIES:
-        facts.fail(f"adapters of the architecture {name!r} are not supported")
+        config.fail(f"adapters of the architecture {name!r} are not supported")
     if base.family in GGUF_FAMILIES and base.family != name:
-        facts.fail(f"an adapter for {name!r}, but the model is {base.family!r}")
+        config.fail(f"an adapter for {name!r}, but the model is {base.family!r}")
     if name in _SCALED and base.family not in GGUF_FAMILIES:
-        facts.fail(f"it has multipliers of {name!r} within it, which the base's safetensors have "
+        config.fail(f"it has multipliers of {name!r} within it, which the base's safetensors have "
                    f"beside them: take the adapter as PEFT saved it, or a GGUF base")  # fmt: skip
-    alpha = facts.get("adapter.lora.alpha") or 0.0
+    alpha = config.get("adapter.lora.alpha") or 0.0
     if type(alpha) not in (int, float) or not 0 <= alpha < 1e9:
-        facts.fail(f"adapter.lora.alpha is {alpha!r}, not a number of at least 0")
+        config.fail(f"adapter.lora.alpha is {alpha!r}, not a number of at least 0")
     pairs: dict[str, dict[str, Tensor]] = {}
     for tensor_name, tensor in raw.items():
         module, _, side = tensor_name.rpartition(".lora_")
         if side not in ("a", "b"):
-            facts.fail(f"tensor {tensor_name!r} is not part of a LoRA as supported")
+            config.fail(f"tensor {tensor_name!r} is not part of a LoRA as supported")
         pairs.setdefault(module, {})[side.upper()] = tensor
     binding = _Binding(base.arch, GGUF_FAMILIES[name], str(path))
     for module, pair in pairs.items():
         rank = pair["A"].shape[0] if "A" in pair else 1
         if rank > _MAX_RANK:
-            facts.fail(f"the rank of {module!r} is {rank}, not 1 to {_MAX_RANK}")
+            config.fail(f"the rank of {module!r} is {rank}, not 1 to {_MAX_RANK}")
         binding.add(module, module, pair, rank, alpha / rank if alpha else 1.0)
     return binding.parts
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families import model_from_gguf
 from ridgeline.model.files.gguf.file import MAGIC
 from ridgeline.model.files.gguf.parts import part_paths, read_gguf_parts
@@ -68,26 +68,26 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     metadata, raw = read_gguf_parts(path)
     path = next(part_paths(path))
-    facts = Facts(metadata, str(path))
-    is_dense = facts.text("general.architecture") == "gemma-embedding"
+    config = ConfigReader(metadata, str(path))
+    is_dense = config.text("general.architecture") == "gemma-embedding"
     names = [name for name in _DENSE if is_dense and name in raw]
     dense = tuple(Dense(raw[name]) for name in names)
     of_model = {name: tensor for name, tensor in raw.items() if name not in names}
     notes: list[str] = []
     arch, tensors = model_from_gguf(metadata, of_model, str(path), notes.append)
     check_dense(dense, arch.hidden_size, path)
-    kind = facts.text("tokenizer.ggml.model")
-    bos, begins, end_ids = _around_text(facts, kind, arch.vocab_size)
+    kind = config.text("tokenizer.ggml.model")
+    bos, begins, end_ids = _around_text(config, kind, arch.vocab_size)
     return Checkpoint(
         path=path,
         arch=arch,
         tensors=tensors,
-        eos_ids=eos_ids_of(facts, arch.vocab_size),
+        eos_ids=eos_ids_of(config, arch.vocab_size),
         bos_id=bos[0] if bos else None,
         begin_ids=tuple(bos) if begins else (),
-        chat_template=facts.text("tokenizer.chat_template", "") or None,
-        tool_template=facts.text("tokenizer.chat_template.tool_use", "") or None,
-        family=facts.text("general.architecture"),
+        chat_template=config.text("tokenizer.chat_template", "") or None,
+        tool_template=config.text("tokenizer.chat_template.tool_use", "") or None,
+        family=config.text("general.architecture"),
         tokenizer={k: v for k, v in metadata.items() if k.startswith(_OF_THE_TOKENIZER)},
         end_ids=tuple(end_ids),
         dense=dense,
@@ -104,37 +104,39 @@ def _way_out(suffix: str) -> str:
     return "give a .gguf file or a Hugging Face directory; if this was one, fetch it again"
 
 
-def _token_id(facts: Facts, role: str, vocab_size: int) -> list[int]:
+def _token_id(config: ConfigReader, role: str, vocab_size: int) -> list[int]:
     """Return the id that the file gives to ``role``; writers use all ones for "none"."""
-    value: Any = facts.get(f"tokenizer.ggml.{role}_token_id")
+    value: Any = config.get(f"tokenizer.ggml.{role}_token_id")
     return [value] if type(value) is int and 0 <= value < vocab_size else []
 
 
-def _around_text(facts: Facts, kind: str, vocab_size: int) -> tuple[list[int], bool, list[int]]:
+def _around_text(
+    config: ConfigReader, kind: str, vocab_size: int
+) -> tuple[list[int], bool, list[int]]:
     """Return the BOS id, whether it begins a text, and what ends one; a file need not say them.
 
     "add_sep_token" is of pairs alone, which no GGUF file that runs reads together.
     """
-    bos = _token_id(facts, "bos", vocab_size)
+    bos = _token_id(config, "bos", vocab_size)
     if kind == "bert":  # [CLS] and [SEP], always; without a number they have those of BERT
-        first = bos or _token_id(facts, "cls", vocab_size) or [101]
-        return first, True, _token_id(facts, "seperator", vocab_size) or [102]  # sic
+        first = bos or _token_id(config, "cls", vocab_size) or [101]
+        return first, True, _token_id(config, "seperator", vocab_size) or [102]  # sic
     first = bos or ([1] if kind == "llama" else [])
-    begins = kind == "llama" or pre_tokenizer(facts.values) in BEGIN_WITH_BOS
-    last = _token_id(facts, "eos", vocab_size) or ([1] if kind == "t5" else [])
-    ends = facts.flag("tokenizer.ggml.add_eos_token", kind == "t5")
-    begins = facts.flag("tokenizer.ggml.add_bos_token", begins) or kind == "gemma4"
+    begins = kind == "llama" or pre_tokenizer(config.values) in BEGIN_WITH_BOS
+    last = _token_id(config, "eos", vocab_size) or ([1] if kind == "t5" else [])
+    ends = config.flag("tokenizer.ggml.add_eos_token", kind == "t5")
+    begins = config.flag("tokenizer.ggml.add_bos_token", begins) or kind == "gemma4"
     return first, begins, last if ends else []  # early files of Gemma 4 wrongly say false
 
 
-def eos_ids_of(facts: Facts, vocab_size: int) -> tuple[int, ...]:
+def eos_ids_of(config: ConfigReader, vocab_size: int) -> tuple[int, ...]:
     """Return every token that ends an answer by a GGUF file's keys, its own eos first."""
-    ids = [i for role in ("eos", "eot", "eom") for i in _token_id(facts, role, vocab_size)]
-    tokens, types = (facts.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    ids = [i for role in ("eos", "eot", "eom") for i in _token_id(config, role, vocab_size)]
+    tokens, types = (config.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     if isinstance(tokens, list) and isinstance(types, np.ndarray):  # the tokenizer checks them
         known = types[: min(len(tokens), vocab_size)]
         control = np.flatnonzero(known == TokenType.CONTROL).tolist()
         ids += [i for i in control if tokens[i] in _END_OF_TURN]
-        if facts.get("tokenizer.ggml.model") == "gemma4":
+        if config.get("tokenizer.ggml.model") == "gemma4":
             ids += [tokens.index(end) for end in _ENDS_OF_GEMMA_4 if end in tokens]
     return tuple(dict.fromkeys(ids))

@@ -16,22 +16,23 @@ from typing import Any
 
 from ridgeline.model.cost.layers import shape_of_arch
 from ridgeline.model.cost.shapes import Matrix, ModelShape
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families import arch_of
+from ridgeline.model.files.families.family import Family
+from ridgeline.model.files.families.fields import const
 from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.model.files.families.gguf_config import config_of_gguf
 from ridgeline.model.files.families.hf_names import HARMLESS, ONLY
-from ridgeline.model.files.families.known import (
+from ridgeline.model.files.families.layer_configs import GUESSING, NO_LIMIT
+from ridgeline.model.files.families.lookup import (
     GGUF_FAMILIES,
     TABLES,
     architecture,
     config_to_count,
     family_of_gguf,
 )
-from ridgeline.model.files.families.layer_configs import GUESSING, NO_LIMIT
-from ridgeline.model.files.families.table import Family, const
-from ridgeline.model.files.families.tables.counted import HAS_GATES
-from ridgeline.model.files.families.understood import insist
+from ridgeline.model.files.families.tables.plan_only import HAS_GATES
+from ridgeline.model.files.families.unread_keys import require
 from ridgeline.model.files.tensors import Tensor
 
 _MOST_LETTERS = 80  # of a family's name
@@ -101,7 +102,7 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
     whole = values
     if half:
         if not isinstance(values[half], Mapping):
-            Facts(values, where).fail(f"{half} is not an object")
+            ConfigReader(values, where).fail(f"{half} is not an object")
         text = {key: value for key, value in values[half].items() if value is not None}
         shared = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
         values = {
@@ -111,13 +112,13 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
             **outer,
         }
         if "vision_config" not in outer and len(values) < 4:
-            Facts(values, where).fail(
+            ConfigReader(values, where).fail(
                 f"{half} does not say the model's sizes: give the config of the text model"
             )
     values, family, is_known = config_to_count(values, whole)
     said = values.get("model_type") or architecture(whole) or "unknown"
     if type(said) is not str:
-        Facts(values, where).fail(f"model_type is {reprlib.repr(said)}, not a string")
+        ConfigReader(values, where).fail(f"model_type is {reprlib.repr(said)}, not a string")
     name = said[:_MOST_LETTERS]
     assumptions: tuple[str, ...] = ()
     if not is_known:
@@ -145,17 +146,17 @@ def _has_gates(values: Mapping[str, Any], name: str, where: str) -> bool:
 
     Raises ModelFileError if neither the table nor the config says it.
     """
-    facts = Facts(values, where)
-    if name in HAS_GATES and facts.get(_GATES) is None:
+    config = ConfigReader(values, where)
+    if name in HAS_GATES and config.get(_GATES) is None:
         return HAS_GATES[name]
-    if facts.get(_GATES) is None:
-        facts.integer("num_hidden_layers")  # what has none is no config of a model
-        facts.fail(
+    if config.get(_GATES) is None:
+        config.integer("num_hidden_layers")  # what has none is no config of a model
+        config.fail(
             f"model_type {name!r} is not known here, and whether its MLPs have gates stands in no "
             f'config: add "{_GATES}": true if they multiply two projections, as Llama\'s do '
             f"(gate_proj and up_proj), else false; nothing is guessed"
         )
-    return facts.flag(_GATES, True)
+    return config.flag(_GATES, True)
 
 
 def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -> ModelShape:
@@ -163,7 +164,7 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
     unsaid = {key: v for key, v in family.defaults.items() if key != "partial_rotary_factor"}
     context = values.get("max_position_embeddings") or unsaid.get("max_position_embeddings") or 0
     values = {**unsaid, **values, "max_position_embeddings": context or NO_LIMIT}
-    config, of_sizes = Facts(values, where), _of_sizes(family)
+    config, of_sizes = ConfigReader(values, where), _of_sizes(family)
     context = config.integer("max_position_embeddings") if context else 0
     rows = (context + family.spare_positions) * family.num_segments
     if "positions" in family.outer:
@@ -178,7 +179,7 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
     return shape
 
 
-def _with_indexer(shape: ModelShape, config: Facts) -> ModelShape:
+def _with_indexer(shape: ModelShape, config: ConfigReader) -> ModelShape:
     """Return a model with what chooses the tokens that its attention reads, and the keys of that.
 
     Each rank has all of it. In some models several layers share a choice.
@@ -215,9 +216,9 @@ def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where:
     Raises:
         ModelFileError: a value is missing, out of range, or says a size that is not understood.
     """
-    name = Facts(metadata, where).text("general.architecture")
+    name = ConfigReader(metadata, where).text("general.architecture")
     if name not in GGUF_FAMILIES:
-        Facts(metadata, where).fail(
+        ConfigReader(metadata, where).fail(
             f"architecture {reprlib.repr(name)} is not understood: give the model's config.json"
         )
     meta, family = family_of_gguf(metadata, raw, where)
@@ -228,20 +229,20 @@ def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where:
     return shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
 
 
-def _refuse_other_sizes(facts: Facts, family: Family, harmless: Set[str]) -> None:
+def _refuse_other_sizes(config: ConfigReader, family: Family, harmless: Set[str]) -> None:
     """Raise ModelFileError for a key that was not read and that by its name says a size."""
-    facts.seen.update(facts.prefix + key for one in family.facts.values() for key in one.keys)
+    config.seen.update(config.prefix + key for one in family.facts.values() for key in one.keys)
     unread = {
-        key.removeprefix(facts.prefix): value
-        for key, value in facts.values.items()
-        if key.startswith(facts.prefix) and key not in facts.seen and _says_size(key)
+        key.removeprefix(config.prefix): value
+        for key, value in config.values.items()
+        if key.startswith(config.prefix) and key not in config.seen and _says_size(key)
     }
-    insist(facts, {key: value for key, value in family.must.items() if key in unread})
+    require(config, {key: value for key, value in family.must.items() if key in unread})
     known = harmless | {*family.unused, *family.must, *_WEIGHTS_ALONE, *GUESSING}
     for key, value in unread.items():
         if value not in (None, False, 0, "", [], {}) and key not in known:
-            facts.fail(
-                f"{facts.prefix}{key} is {reprlib.repr(value)}, which may change the model's size "
+            config.fail(
+                f"{config.prefix}{key} is {reprlib.repr(value)}, which may change the model's size "
                 f"and is not understood; nothing is guessed"
             )
 

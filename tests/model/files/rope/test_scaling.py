@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.rope.scaling import rope_from_config
 from ridgeline.model.files.tensors import ModelFileError
 from tests.model.files.tiny import CONFIG, arch_of, from_gguf, gguf_weights, hf
@@ -195,7 +195,7 @@ def test_llama_3_scaling_may_have_no_ramp() -> None:
         "original_max_position_embeddings": 64,
     }  # fmt: skip
     values = {"rope_theta": 10_000.0, "max_position_embeddings": 128, "rope_scaling": scaling}
-    rope, _ = rope_from_config(Facts(values, "x"), 16)
+    rope, _ = rope_from_config(ConfigReader(values, "x"), 16)
     turns = [64 / (2 * math.pi * 10_000 ** (2 * i / 16)) for i in range(8)]
     assert rope.divisors == tuple(1.0 if turn >= 1 else 16.0 for turn in turns)
     assert set(rope.divisors) == {1.0, 16.0}

@@ -17,13 +17,18 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.model.files.facts import Facts
-from ridgeline.model.files.families.binding import bind, halves_order
+from ridgeline.model.files.config import ConfigReader
+from ridgeline.model.files.families.family import Family, Parts
+from ridgeline.model.files.families.fields import const
 from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.model.files.families.gguf_config import config_of_gguf
 from ridgeline.model.files.families.hf_names import HARMLESS as HARMLESS_IN_HF
 from ridgeline.model.files.families.hf_names import OF_OTHER_HALVES, ONLY
-from ridgeline.model.files.families.known import (
+from ridgeline.model.files.families.layer_configs import (
+    layers_from_config,
+    num_guessing,
+)
+from ridgeline.model.files.families.lookup import (
     CHANGING_IN_GGUF,
     CHANGING_IN_HF,
     GGUF_FAMILIES,
@@ -36,12 +41,8 @@ from ridgeline.model.files.families.known import (
     in_usual_names,
     refuse_unknown,
 )
-from ridgeline.model.files.families.layer_configs import (
-    layers_from_config,
-    num_guessing,
-)
-from ridgeline.model.files.families.table import Family, Parts, const
-from ridgeline.model.files.families.understood import all_understood, insist, refuse, unsaid
+from ridgeline.model.files.families.unread_keys import forbid, refuse_unread_keys, require, unsaid
+from ridgeline.model.files.families.weight_names import bind, halves_order
 from ridgeline.model.files.rope.scaling import refuse_keys_of_others, rope_of_no_layer
 from ridgeline.model.files.tensors import Tensor, same_bytes
 from ridgeline.model.shape.model import ModelArch
@@ -119,7 +120,7 @@ def model_from_config(
         unread.append(bias)
     ignored += unread
     _note_dropped([*dropped, *unread], note)
-    return arch, bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
+    return arch, bind(ConfigReader(values, where), arch, raw, family, {*ignored, *spare})
 
 
 def _note_dropped(names: list[str], note: Note) -> None:
@@ -145,19 +146,21 @@ def arch_from_config(
         values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
     if family is None:
         own_code = bool(values.get("auto_map"))
-        refuse_unknown(Facts(values, where), architecture(values), HF_FAMILIES, own_code=own_code)
+        refuse_unknown(
+            ConfigReader(values, where), architecture(values), HF_FAMILIES, own_code=own_code
+        )
     if _has_other_halves(values):
         values, raw = _text_half(values, where, note), _text_tensors(raw)
     values = {**family.defaults, **in_usual_names(values, family)}
-    config = Facts(values, where, tensors=raw.keys())
-    refuse(config, (*family.refuse, "quantization_config"))
-    insist(config, family.must)
+    config = ConfigReader(values, where, tensors=raw.keys())
+    forbid(config, (*family.refuse, "quantization_config"))
+    require(config, family.must)
     refuse_keys_of_others(config, family.rope_keys)
     arch = arch_of(config, family, family.read(config), raw)
     # What the family reads of parts that this model lacks changes nothing.
     config.seen.update(key for reader in family.facts.values() for key in reader.keys)
-    insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
-    all_understood(config, HARMLESS_IN_HF | {*family.unused}, CHANGING_IN_HF, note)
+    require(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
+    refuse_unread_keys(config, HARMLESS_IN_HF | {*family.unused}, CHANGING_IN_HF, note)
     if line := rope_of_no_layer(config):
         note(line)
     return arch
@@ -178,12 +181,12 @@ def model_from_gguf(
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
     meta, family = family_of_gguf(metadata, raw, where)
-    refuse(meta, family.refuse)
-    insist(meta, family.must)
+    forbid(meta, family.refuse)
+    require(meta, family.must)
     config, facts, known = config_of_gguf(meta, family, raw)
     arch = arch_of(config, family, family.read(facts), raw, **known)
-    insist(meta, {"attention.causal": not arch.is_encoder})
-    all_understood(meta, HARMLESS_IN_GGUF | {*family.unused}, CHANGING_IN_GGUF, note)
+    require(meta, {"attention.causal": not arch.is_encoder})
+    refuse_unread_keys(meta, HARMLESS_IN_GGUF | {*family.unused}, CHANGING_IN_GGUF, note)
     guessing = tuple(f"blk.{arch.num_layers + i}." for i in range(arch.num_guessing))
     spare = {name for name in raw if guessing and name.startswith(guessing)}
     ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
@@ -214,7 +217,7 @@ def _text_half(values: Mapping[str, Any], where: str, note: Note) -> dict[str, A
     of_all = {key: values[key] for key in _OF_BOTH_HALVES if key in values}
     outside = {key: value for key, value in values.items() if key != "text_config"}
     known = HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES}
-    all_understood(Facts(outside, where), known, CHANGING_IN_HF, note)
+    refuse_unread_keys(ConfigReader(outside, where), known, CHANGING_IN_HF, note)
     of_text = {key: value for key, value in values["text_config"].items() if value is not None}
     defaults = TABLES.text_defaults.get(str(of_text.get("model_type")), {})
     named = {"architectures": [architecture(values)]}
@@ -235,7 +238,7 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def arch_of(
-    config: Facts, family: Family, parts: Parts, raw: Mapping[str, Tensor], **known: Any
+    config: ConfigReader, family: Family, parts: Parts, raw: Mapping[str, Tensor], **known: Any
 ) -> ModelArch:
     """Return the model that a config describes, with the facts that its family reads.
 
@@ -282,7 +285,7 @@ def named_by_what_it_has(
     suffix = next((suffix for suffix in OF_ANSWERS if name.endswith(suffix)), "")
     tied = family.facts.get("tied_embeddings", const(False))
     is_cut = family.outer["embed"] not in raw and family.outer.get("head") not in raw
-    is_bare = is_cut and not tied.read(Facts(values, ""))
+    is_bare = is_cut and not tied.read(ConfigReader(values, ""))
     if suffix and (is_bare or values.get("is_causal") is False):
         return {**values, "architectures": [name.removesuffix(suffix) + "Model"]}
     return values

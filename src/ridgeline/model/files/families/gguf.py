@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.model.files.families.table import (
-    count,
-    has,
-    integer,
-    number,
-    quotient,
-    slopes,
-)
+from ridgeline.model.files.families.fields import count, has, integer, number, quotient, slopes
 
 PREFIX = "blk.{}."
 OUTER = {
@@ -77,7 +70,7 @@ FACTS = {
     "hidden_size": integer("embedding_length"),
     "norm_eps": number("attention.layer_norm_rms_epsilon"),
     "mixer.num_heads": integer("attention.head_count"),
-    "mixer.slopes": slopes("attention.head_count", "attention.max_alibi_bias"),
+    "mixer.slopes": slopes("attention.head_count", largest="attention.max_alibi_bias"),
     "latent.q_rank": count("attention.q_lora_rank"),
     "latent.kv_rank": integer("attention.kv_lora_rank"),
     "latent.v_dim": integer("attention.value_length_mla", "attention.value_length"),

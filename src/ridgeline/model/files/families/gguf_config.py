@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ridgeline.model.files.facts import Facts, positive
+from ridgeline.model.files.config import ConfigReader, positive
+from ridgeline.model.files.families.family import Family
 from ridgeline.model.files.families.layer_configs import NO_LIMIT, count_layers, kinds_in_turn
-from ridgeline.model.files.families.per_layer import check_sharing
-from ridgeline.model.files.families.table import Family
+from ridgeline.model.files.families.layer_overrides import check_sharing
 from ridgeline.model.files.rope.scaling import checked_dim, magnitude
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Rope
@@ -52,12 +52,12 @@ class GGUFConfig(NamedTuple):
         known: fields of the model that tensors show.
     """
 
-    config: Facts
-    facts: Facts
+    config: ConfigReader
+    facts: ConfigReader
     known: _Values
 
 
-def config_of_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> GGUFConfig:
+def config_of_gguf(meta: ConfigReader, family: Family, raw: Mapping[str, Tensor]) -> GGUFConfig:
     """Return the metadata of a file of this family as a config; ``meta`` has its prefix.
 
     Raises:
@@ -97,7 +97,7 @@ def config_of_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> GG
     return GGUFConfig(config, facts, known)
 
 
-def _pooling(meta: Facts) -> _Values:
+def _pooling(meta: ConfigReader) -> _Values:
     if meta.get("pooling_type") is None:
         return {}
     number = meta.integer("pooling_type", low=0)
@@ -106,7 +106,7 @@ def _pooling(meta: Facts) -> _Values:
     return {"pooling": _POOLINGS[number]}
 
 
-def _with(meta: Facts, values: _Values) -> Facts:
+def _with(meta: ConfigReader, values: _Values) -> ConfigReader:
     """Return metadata with other values of some keys."""
     changed = {meta.prefix + key: value for key, value in values.items()}
     return replace(meta, values={**meta.values, **changed})
@@ -115,7 +115,7 @@ def _with(meta: Facts, values: _Values) -> Facts:
 # --- layers that are halves ------------------------------------------------------------------
 
 
-def _halves(meta: Facts, family: Family, num_layers: int) -> tuple[Facts, list[str]]:
+def _halves(meta: ConfigReader, family: Family, num_layers: int) -> tuple[ConfigReader, list[str]]:
     """Return metadata with one number where the file has one for each half, and what each is.
 
     A half has heads, or a width, or neither: then it keeps a state.
@@ -129,7 +129,7 @@ def _halves(meta: Facts, family: Family, num_layers: int) -> tuple[Facts, list[s
     return _with(meta, {_KV_HEADS: max(heads), _WIDTH: max(widths)}), names
 
 
-def _by_half(meta: Facts, key: str) -> list[int]:
+def _by_half(meta: ConfigReader, key: str) -> list[int]:
     stored: Any = meta.get(key)
     numbers = [int(value) for value in stored] if isinstance(stored, np.ndarray | list) else []
     if (
@@ -144,8 +144,8 @@ def _by_half(meta: Facts, key: str) -> list[int]:
 
 
 def _add_attention(
-    said: _Values, beyond: _Values, meta: Facts, family: Family, raw: Mapping[str, Tensor]
-) -> Facts:
+    said: _Values, beyond: _Values, meta: ConfigReader, family: Family, raw: Mapping[str, Tensor]
+) -> ConfigReader:
     """Add what the file says of attention; return metadata with one width."""
     num_layers = said["num_hidden_layers"]
     num_heads, hidden_size = (meta.integer(k) for k in ("attention.head_count", "embedding_length"))
@@ -192,7 +192,7 @@ def _add_attention(
     return facts
 
 
-def _kv_heads(meta: Facts, family: Family, num_heads: int, num_layers: int) -> list[int]:
+def _kv_heads(meta: ConfigReader, family: Family, num_heads: int, num_layers: int) -> list[int]:
     """Return each layer's key and value heads; if the family says no more, one number or none."""
     stored = meta.get(_KV_HEADS)
     if not isinstance(stored, np.ndarray | list):
@@ -206,7 +206,7 @@ def _kv_heads(meta: Facts, family: Family, num_heads: int, num_layers: int) -> l
 
 
 def _heads_by_layer(
-    meta: Facts,
+    meta: ConfigReader,
     family: Family,
     kinds: Sequence[str],
     kv_heads: Sequence[int],
@@ -238,12 +238,12 @@ def _heads_by_layer(
     }
 
 
-def _check_values(meta: Facts, key: str, head_dim: int) -> None:
+def _check_values(meta: ConfigReader, key: str, head_dim: int) -> None:
     if meta.integer(key, head_dim) != head_dim:
         meta.fail(f"{meta.name(key)} differs from key_length, which is not supported")
 
 
-def _widths(meta: Facts, num_layers: int) -> list[int]:
+def _widths(meta: ConfigReader, num_layers: int) -> list[int]:
     """Return the width of each layer's feed-forward network, if the file has a list."""
     stored = meta.get(_WIDTH)
     if not isinstance(stored, np.ndarray | list):
@@ -260,7 +260,7 @@ def _widths(meta: Facts, num_layers: int) -> list[int]:
 def _add_rope(
     said: _Values,
     beyond: _Values,
-    meta: Facts,
+    meta: ConfigReader,
     raw: Mapping[str, Tensor],
     head_dim: int,
     *,
@@ -290,12 +290,14 @@ def _add_rope(
     return dim
 
 
-def _scaling(meta: Facts, *, is_latent: bool) -> _Values:
+def _scaling(meta: ConfigReader, *, is_latent: bool) -> _Values:
     """Return the scaling that metadata describe, with the names of a config.json."""
     kind = meta.text("rope.scaling.type", "linear")
     # An absent factor is written as 0 by some converters.
     stored_factor = meta.get("rope.scaling.factor") or meta.get("rope.scale_linear") or 1.0
-    factor = Facts({"rope.scaling.factor": stored_factor}, meta.where).number("rope.scaling.factor")
+    factor = ConfigReader({"rope.scaling.factor": stored_factor}, meta.where).number(
+        "rope.scaling.factor"
+    )
     if kind == "longrope":
         meta.fail("rope scaling 'longrope' needs its factors: rope_factors_long.weight is missing")
     if kind not in ("none", "linear", "yarn"):
@@ -323,7 +325,9 @@ def _scaling(meta: Facts, *, is_latent: bool) -> _Values:
     return scaling
 
 
-def _factors(meta: Facts, raw: Mapping[str, Tensor], name: str, dim: int) -> tuple[float, ...]:
+def _factors(
+    meta: ConfigReader, raw: Mapping[str, Tensor], name: str, dim: int
+) -> tuple[float, ...]:
     """Return the divisors that a file keeps as a tensor."""
     if name not in raw or raw[name].shape != (dim // 2,):
         shape = raw[name].shape if name in raw else "no such tensor"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.model.files.families.table import Family
+from ridgeline.model.files.families.family import Family
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Experts, ModelArch
 from ridgeline.model.shape.recurrent import Delta

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.model.files.families.table import choice, const, flag, integer, number
+from ridgeline.model.files.families.fields import choice, const, flag, integer, number
 
 PARTIAL = "partial_rotary_factor"
 OUTER = {"embed": "model.embed_tokens.", "norm": "model.norm.", "head": "lm_head."}

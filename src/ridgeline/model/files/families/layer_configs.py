@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.model.files.facts import Facts
-from ridgeline.model.files.families.per_layer import (
+from ridgeline.model.files.config import ConfigReader
+from ridgeline.model.files.families.family import Family, Parts
+from ridgeline.model.files.families.half_layers import Halves, halves_of_config
+from ridgeline.model.files.families.layer_overrides import (
     LayerHeads,
     dense_layers,
     layer_heads,
     widened,
     with_shared,
 )
-from ridgeline.model.files.families.split_layers import Halves, halves_of_config
-from ridgeline.model.files.families.table import Family, Parts
 from ridgeline.model.files.rope.scaling import rope_from_config, yarn_score_factor
 from ridgeline.model.shape.latent import Latent
 from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, Rope
@@ -37,7 +37,7 @@ _Ropes = Mapping[str, Rope | None]  # by kind of layer: "full" or "sliding"
 
 
 def layers_from_config(
-    config: Facts, family: Family, parts: Parts
+    config: ConfigReader, family: Family, parts: Parts
 ) -> tuple[tuple[Layer, ...], int]:
     """Return the layers that a config describes, and the context length in tokens.
 
@@ -94,7 +94,7 @@ def layers_from_config(
 
 
 def _latent_layers(
-    facts: Facts,
+    config: ConfigReader,
     family: Family,
     parts: Parts,
     scaled: tuple[Rope, float],
@@ -107,9 +107,9 @@ def _latent_layers(
     (rope, factor), mixer = scaled, parts["mixer"]
     head_dim = mixer["head_dim"]
     if rope.query_growth:
-        facts.fail("queries that grow with the position are not supported in latent attention")
+        config.fail("queries that grow with the position are not supported in latent attention")
     if head_dim <= rope.dim:
-        facts.fail(f"heads of {head_dim} channels of which {rope.dim} turn have none to absorb")
+        config.fail(f"heads of {head_dim} channels of which {rope.dim} turn have none to absorb")
     one = Attention(
         num_kv_heads=1,
         rope=rope,
@@ -117,29 +117,29 @@ def _latent_layers(
         latent=Latent(nope_dim=head_dim - rope.dim, **parts["latent"]),
         **mixer,
     )
-    networks = _networks(facts, family, parts, num_layers)
+    networks = _networks(config, family, parts, num_layers)
     return _each_once([Layer(one, ffn, **parts["layer"]) for ffn in networks])
 
 
 def _of_halves(
-    facts: Facts, family: Family, parts: Parts, halves: Sequence[Halves]
+    config: ConfigReader, family: Family, parts: Parts, halves: Sequence[Halves]
 ) -> tuple[Layer, ...]:
     """Return layers of these halves; positions turn nothing."""
     mixer = parts["mixer"]
     if mixer["num_heads"] % mixer["num_kv_heads"]:
-        facts.fail("{num_heads} heads cannot share {num_kv_heads} key and value heads evenly"
+        config.fail("{num_heads} heads cannot share {num_kv_heads} key and value heads evenly"
                    .format_map(mixer))  # fmt: skip
-    mixers = {"full": Attention(rope=None, **mixer), "recurrent": _recurrent(facts, family, parts)}
+    mixers = {"full": Attention(rope=None, **mixer), "recurrent": _recurrent(config, family, parts)}
     networks: dict[str, Mlp | Experts] = {"": Mlp(0)}
     for name in {half.network for half in halves if half.network}:
         is_plain = name == "dense" and family.has_experts
         plain = Mlp(**parts["dense"]) if is_plain else None
-        networks[name] = plain or _feed_forward(facts, family, parts)
+        networks[name] = plain or _feed_forward(config, family, parts)
     return _each_once([Layer(mixers[one.mixer], networks[one.network]) for one in halves])
 
 
 def _layers(
-    facts: Facts,
+    config: ConfigReader,
     family: Family,
     parts: Parts,
     attentions: Mapping[str, Attention],
@@ -148,37 +148,39 @@ def _layers(
     ropes: _Ropes,
 ) -> list[Layer]:
     """Return the layers; ``attentions`` has that of each kind but for window and rope."""
-    turning = _no_rope_layers(facts, family, parts, len(kinds))
-    networks = _networks(facts, family, parts, len(kinds))
+    turning = _no_rope_layers(config, family, parts, len(kinds))
+    networks = _networks(config, family, parts, len(kinds))
     layers = []
     for kind, turns, ffn in zip(kinds, turning, networks, strict=True):
         mixer: Attention | Recurrent
         if kind == "recurrent":
-            mixer = _recurrent(facts, family, parts)
+            mixer = _recurrent(config, family, parts)
         else:
             rope = ropes[kind] if turns else None
             seen = window if kind == "sliding" else None
             mixer = replace(attentions[kind], window=seen, rope=rope)
             if mixer.norm_turned and not (rope and mixer.qk_norm):  # it stands behind rope
                 mixer = replace(mixer, qk_norm="", norm_turned=False)
-        beside = _recurrent(facts, family, parts) if family.beside else None
+        beside = _recurrent(config, family, parts) if family.beside else None
         layers.append(Layer(mixer, ffn, beside=beside, **parts["layer"]))
     if family.first_norms:
         layers[0] = replace(layers[0], norms=family.first_norms)
     return layers
 
 
-def _networks(facts: Facts, family: Family, parts: Parts, num_layers: int) -> list[Mlp | Experts]:
+def _networks(
+    config: ConfigReader, family: Family, parts: Parts, num_layers: int
+) -> list[Mlp | Experts]:
     """Return each layer's feed-forward network: experts, but where the file says a dense one."""
-    ffn = _feed_forward(facts, family, parts)
-    dense = dense_layers(facts, family, num_layers)
+    ffn = _feed_forward(config, family, parts)
+    dense = dense_layers(config, family, num_layers)
     if not any(dense):
         return [ffn] * num_layers
     plain = Mlp(**parts["dense"])
     return [plain if is_dense else ffn for is_dense in dense]
 
 
-def _feed_forward(facts: Facts, family: Family, parts: Parts) -> Mlp | Experts:
+def _feed_forward(config: ConfigReader, family: Family, parts: Parts) -> Mlp | Experts:
     """Return what a token goes through by itself. Raises ModelFileError for numbers that clash."""
     if not family.has_experts:
         network = Mlp(**parts["ffn"])
@@ -193,17 +195,17 @@ def _feed_forward(facts: Facts, family: Family, parts: Parts) -> Mlp | Experts:
     if dense := parts["beside"]:
         ffn = replace(ffn, beside=Mlp(**dense))
     if ffn.per_token > ffn.num:
-        facts.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
+        config.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
     of_group = ffn.num // ffn.num_groups
     if ffn.num % ffn.num_groups or ffn.groups_met > ffn.num_groups:
-        facts.fail(
+        config.fail(
             f"{ffn.num} experts cannot stand in {ffn.num_groups} groups of which a token goes to "
             f"{ffn.groups_met}"
         )
     if ffn.per_token > of_group * ffn.groups_met or (ffn.num_groups > 1 and of_group < 2):
         key = family.facts["ffn.num"].keys[0]
-        facts.fail(
-            f"{facts.name(key)} is {ffn.num}: groups of {of_group} experts are too small, as a "
+        config.fail(
+            f"{config.name(key)} is {ffn.num}: groups of {of_group} experts are too small, as a "
             f"token goes to {ffn.per_token}"
         )
     return ffn
@@ -215,7 +217,7 @@ def _each_once(layers: list[Layer]) -> tuple[Layer, ...]:
     return tuple(made.setdefault(layer, layer) for layer in layers)
 
 
-def _recurrent(facts: Facts, family: Family, parts: Parts) -> Recurrent:
+def _recurrent(config: ConfigReader, family: Family, parts: Parts) -> Recurrent:
     """Return what keeps a state. Raises ModelFileError if its heads do not fit together."""
     mixer: Recurrent = _MIXERS[family.recurrent](**parts["recurrent"])
     match mixer:
@@ -226,7 +228,7 @@ def _recurrent(facts: Facts, family: Family, parts: Parts) -> Recurrent:
         case Conv():
             heads = shared = 1
     if heads % shared:
-        facts.fail(f"{heads} heads with a state cannot share {shared} of what feeds them evenly")
+        config.fail(f"{heads} heads with a state cannot share {shared} of what feeds them evenly")
     return mixer
 
 
@@ -237,15 +239,15 @@ def _without_doubles(mixer: dict[str, Any], family: Family) -> dict[str, Any]:
     return mixer
 
 
-def count_layers(facts: Facts, key: str, default: int | None = None) -> int:
+def count_layers(config: ConfigReader, key: str, default: int | None = None) -> int:
     """Return a number of layers. Raises ModelFileError for one that no model has."""
-    num_layers = facts.integer(key, default, low=1 if default is None else default)
+    num_layers = config.integer(key, default, low=1 if default is None else default)
     if num_layers > _MAX_LAYERS:
-        facts.fail(f"{facts.name(key)} is {num_layers}, more than {_MAX_LAYERS}")
+        config.fail(f"{config.name(key)} is {num_layers}, more than {_MAX_LAYERS}")
     return num_layers
 
 
-def _windows(config: Facts, family: Family, num_layers: int) -> tuple[list[str], int | None]:
+def _windows(config: ConfigReader, family: Family, num_layers: int) -> tuple[list[str], int | None]:
     """Return each layer's kind, and the window of sliding ones.
 
     A token at ``p`` of such a layer sees positions above ``p - window``.
@@ -292,7 +294,7 @@ def context_end(parts: Parts, num_tokens: int) -> int:
     return min(num_tokens, limits["size"], limits["grows_at"] - 1) if limits else num_tokens
 
 
-def num_guessing(config: Facts) -> int:
+def num_guessing(config: ConfigReader) -> int:
     """Return how many layers behind the others guess tokens ahead: no answer needs them.
 
     Raises ModelFileError for a number that no model has.
@@ -301,17 +303,17 @@ def num_guessing(config: Facts) -> int:
     return max(count_layers(said, key, 0) for key in GUESSING)
 
 
-def _reach(facts: Facts, window: int | None, mixer: Mapping[str, Any]) -> int | None:
+def _reach(config: ConfigReader, window: int | None, mixer: Mapping[str, Any]) -> int | None:
     """Return how far a token sees: to both sides, half of what a file calls an encoder's window.
 
     Of a decoder whose tokens see what follows them the window is said of one side, without itself.
     """
     if window is None or mixer.get("causal", True):
         return window
-    return window + 1 if facts.get("is_causal") is False else window // 2 + 1
+    return window + 1 if config.get("is_causal") is False else window // 2 + 1
 
 
-def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[str]:
+def _attention_layers(config: ConfigReader, family: Family, num_layers: int) -> list[str]:
     """Return kinds by the layers with attention: a list of them, or one in every few."""
     key = family.attention_layers
     value = config.get(key)
@@ -326,20 +328,22 @@ def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[st
     return ["full" if i in value else "recurrent" for i in range(num_layers)]
 
 
-def kinds_in_turn(facts: Facts, key: str, family: Family, num_layers: int) -> list[str]:
+def kinds_in_turn(config: ConfigReader, key: str, family: Family, num_layers: int) -> list[str]:
     """Return kinds in turn: one layer in every few is full; or as an array says."""
-    stored = facts.get(key)
+    stored = config.get(key)
     if isinstance(stored, np.ndarray | list):
         flags = [bool(value) for value in stored]
         if len(flags) != num_layers:
-            facts.fail(f"{facts.name(key)} has {len(flags)} values for {num_layers} layers")
+            config.fail(f"{config.name(key)} has {len(flags)} values for {num_layers} layers")
         return ["sliding" if value else "full" for value in flags]
-    every = facts.integer(key, family.pattern or None)
+    every = config.integer(key, family.pattern or None)
     shift = 0 if family.full_first else 1
     return ["sliding" if (i + shift) % every else "full" for i in range(num_layers)]
 
 
-def _ropes(config: Facts, family: Family, heads: Mapping[str, LayerHeads]) -> tuple[_Ropes, int]:
+def _ropes(
+    config: ConfigReader, family: Family, heads: Mapping[str, LayerHeads]
+) -> tuple[_Ropes, int]:
     """Return the rope of each kind of layer, and the context length."""
     stored: Any = config.get("rope_parameters")
     of_kinds = {k: stored[k] for k in stored if k in _KINDS} if type(stored) is dict else {}
@@ -375,14 +379,16 @@ def _stands_still(family: Family, window: int | None) -> bool:
     return rope == "none" or (rope == "none beside windows" and bool(window))
 
 
-def _no_rope_layers(facts: Facts, family: Family, parts: Parts, num_layers: int) -> list[bool]:
+def _no_rope_layers(
+    config: ConfigReader, family: Family, parts: Parts, num_layers: int
+) -> list[bool]:
     """Return which layers turn queries and keys at all: SmolLM3's list has 1 for those that do."""
     if "no_rope_layers" not in family.ropes:
         return [parts["rope"].get("turns", True)] * num_layers
-    every = facts.integer("no_rope_layer_interval", 4)
-    flags = facts.get("no_rope_layers")
+    every = config.integer("no_rope_layer_interval", 4)
+    flags = config.get("no_rope_layers")
     if flags in (None, []):
         return [(i + 1) % every != 0 for i in range(num_layers)]
     if type(flags) is not list or len(flags) != num_layers or any(v not in (0, 1) for v in flags):
-        facts.fail("no_rope_layers must have 0 or 1 for each of the layers")
+        config.fail("no_rope_layers must have 0 or 1 for each of the layers")
     return [bool(value) for value in flags]

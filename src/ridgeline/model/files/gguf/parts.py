@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.model.files.tensors import ModelFileError, Tensor
 
@@ -55,27 +55,27 @@ def read_gguf_parts(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             )
         paths.append(part)
     metadata, tensors = read_gguf(paths[0])
-    facts = Facts(metadata, str(paths[0]))
-    kind = facts.text("general.type", "model")
+    config = ConfigReader(metadata, str(paths[0]))
+    kind = config.text("general.type", "model")
     if kind != "model":
         what, way_out = _OTHERS.get(kind, (f"of type {kind[:40]!r}", "give a model's"))
-        facts.fail(f"a GGUF file {what}, not a model: {way_out}")
-    count = facts.integer("split.count", 0, low=0)
+        config.fail(f"a GGUF file {what}, not a model: {way_out}")
+    count = config.integer("split.count", 0, low=0)
     if max(count, 1) != len(paths):
-        facts.fail(
+        config.fail(
             f"it says that it is one of {count} parts, but its name says {len(paths)}: parts are "
             f"named as NAME-00001-of-{max(count, 1):05}.gguf"
         )
     for number, part in enumerate(paths[1:], start=1):
         part_metadata, part_tensors = read_gguf(part)
-        own = Facts(part_metadata, str(part))
+        own = ConfigReader(part_metadata, str(part))
         place = own.integer("split.no", 0, low=0), own.integer("split.count", 0, low=0)
         if place != (number, count):
             own.fail(f"it is part {place[0] + 1} of {place[1]}, not {number + 1} of {count}")
         if twice := tensors.keys() & part_tensors.keys():
             own.fail(f"tensor {min(twice)!r} is in another part too")
         tensors |= part_tensors
-    announced = facts.integer("split.tensors.count", len(tensors), low=0)
+    announced = config.integer("split.tensors.count", len(tensors), low=0)
     if announced != len(tensors):
-        facts.fail(f"its parts have {len(tensors)} tensors, not {announced}; fetch them again")
+        config.fail(f"its parts have {len(tensors)} tensors, not {announced}; fetch them again")
     return metadata, tensors

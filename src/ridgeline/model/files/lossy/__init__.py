@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.model.files.families import GGUF_FAMILIES, TABLES, Family, model_from_gguf
-from ridgeline.model.files.families.binding import names_in_file
+from ridgeline.model.files.families.weight_names import names_in_file
 from ridgeline.model.files.lossy.facts import rope_tensors, values_of
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor
 from ridgeline.model.shape.model import Experts, ModelArch

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ridgeline.model.files.families import Family
+from ridgeline.model.files.families.fields import FieldReader
 from ridgeline.model.files.families.gguf_config import STANDS_STILL
-from ridgeline.model.files.families.table import FactReader
 from ridgeline.model.files.rope.scaling import magnitude
 from ridgeline.model.shape.model import Attention, Experts, Layer, ModelArch, Rope
 
@@ -52,21 +52,21 @@ def _part(arch: ModelArch, name: str) -> object:
     }.get(name)
 
 
-def _stored(reader: FactReader, value: Any) -> Values:
+def _stored(reader: FieldReader, value: Any) -> Values:
     """Return the key and the value that a reader makes this fact of; nothing where it is made of
     other keys, or where 0 says that there is none."""
     key = reader.keys[0]
-    match reader.how:
-        case _ if value == 0 and reader.how != "flag":
+    match reader.kind:
+        case _ if value == 0 and reader.kind != "flag":
             return {}
-        case how if how in _AS_IT_IS:
+        case kind if kind in _AS_IT_IS:
             return {key: value}
         case "inverse":
             return {key: 1.0 / value}
         case "either":
-            return {key: value == reader.argument[0]}
+            return {key: value == reader.options["yes"]}
         case "numbered":
-            by_word = {word: number for number, word in reader.argument[0].items()}
+            by_word = {word: number for number, word in reader.options["among"].items()}
             return {key: by_word[value]} if value in by_word else {}
     return {}
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.quantized import compressed, floats, integers
 from ridgeline.model.files.quantized.parts import Method, array
 from ridgeline.model.files.tensors import Tensor
 
-_METHODS: Mapping[str, Callable[[Facts], Method]] = {
+_METHODS: Mapping[str, Callable[[ConfigReader], Method]] = {
     "gptq": integers.gptq,
     "awq": integers.awq,
     "compressed-tensors": compressed.compressed,
@@ -77,19 +77,19 @@ def read_quantized(config: Mapping[str, Any], raw: Mapping[str, Tensor], where: 
     text = config.get("text_config")
     if type(text) is dict:
         quantization = quantization or text.get("quantization_config")
-    facts = Facts({}, where)
+    reader = ConfigReader({}, where)
     tensors, description, spare = dict(raw), "", set[str]()
     if quantization:
         if type(quantization) is not dict:
-            facts.fail(f"quantization_config is {quantization!r}, not an object")
-        facts = Facts(quantization, f"{where}: quantization_config")
-        method = _method(facts)
+            reader.fail(f"quantization_config is {quantization!r}, not an object")
+        reader = ConfigReader(quantization, f"{where}: quantization_config")
+        method = _method(reader)
         description = method.description
-        tensors, spare = _converted(raw, method, facts)
+        tensors, spare = _converted(raw, method, reader)
     for name, tensor in tensors.items():
         if tensor.make is None and tensor.dtype not in _FLOATS:
             supported = ", ".join(_FLOATS)
-            facts.fail(f"tensor {name!r} has type {tensor.dtype}; supported: {supported}")
+            reader.fail(f"tensor {name!r} has type {tensor.dtype}; supported: {supported}")
     return Quantized(without_quantization(config), tensors, description, frozenset(spare))
 
 
@@ -101,17 +101,17 @@ def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _method(facts: Facts) -> Method:
+def _method(config: ConfigReader) -> Method:
     """Return how to convert tensors of the method that is named; refuse others by name."""
-    name = facts.text("quant_method", "")
+    name = config.text("quant_method", "")
     if not name:  # of before there were others
-        name = "bitsandbytes" if "load_in_8bit" in facts.values else "none"
+        name = "bitsandbytes" if "load_in_8bit" in config.values else "none"
     if name not in _METHODS:
-        facts.fail(f"quant_method {name!r} is not supported: {_ELSEWHERE}")
-    method = _METHODS[name](facts)
-    for key, value in facts.values.items():
-        if value and key not in facts.seen and key not in _HARMLESS and key[0] != "_":
-            facts.fail(
+        config.fail(f"quant_method {name!r} is not supported: {_ELSEWHERE}")
+    method = _METHODS[name](config)
+    for key, value in config.values.items():
+        if value and key not in config.seen and key not in _HARMLESS and key[0] != "_":
+            config.fail(
                 f"{key} is set, which is not supported with {name!r}: it is not known whether "
                 f"it changes the weights"
             )
@@ -119,7 +119,7 @@ def _method(facts: Facts) -> Method:
 
 
 def _converted(
-    raw: Mapping[str, Tensor], method: Method, facts: Facts
+    raw: Mapping[str, Tensor], method: Method, config: ConfigReader
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Return all tensors, converted, and those that a model may do without."""
     tensors = {name: tensor for name, tensor in raw.items() if not name.endswith(_OF_OTHERS)}
@@ -129,7 +129,7 @@ def _converted(
         parts = {
             part: tensors.pop(module + part) for part in method.parts if module + part in tensors
         }
-        matrix = method.convert(module, parts, facts)
+        matrix = method.convert(module, parts, config)
         tensors[matrix.name] = matrix
         bias = tensors.get(module + ".bias")  # some writers give every matrix one, of zeros
         if bias is not None and not array(bias).any():

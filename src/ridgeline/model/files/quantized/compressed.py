@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.encodings import BLOCK
-from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.quantized.floats import microscaled, scaled_bytes, sizes_of_block
 from ridgeline.model.files.quantized.parts import (
     Integers,
@@ -37,39 +37,39 @@ _WEIGHT_KEYS = frozenset((
 ))  # fmt: skip
 
 
-def compressed(facts: Facts) -> Method:
+def compressed(config: ConfigReader) -> Method:
     """Return the method of ``quant_method: compressed-tensors``."""
-    facts.get("quant_method")
-    layout = facts.text("format")
-    groups = facts.get("config_groups")
+    config.get("quant_method")
+    layout = config.text("format")
+    groups = config.get("config_groups")
     if type(groups) is not dict or not groups:
-        facts.fail(f"config_groups is {groups!r}, not an object with groups")
-    facts.get("sparsity_config"), facts.get("transform_config")
-    sparsity = facts.values.get("sparsity_config")
+        config.fail(f"config_groups is {groups!r}, not an object with groups")
+    config.get("sparsity_config"), config.get("transform_config")
+    sparsity = config.values.get("sparsity_config")
     if type(sparsity) is dict and sparsity.get("format", "dense") != "dense":
-        facts.fail(f"sparsity_config has format {sparsity['format']!r}; supported: dense")
-    if facts.values.get("transform_config"):
-        facts.fail("transform_config is set, which is not supported: it rotates activations")
-    described = [_weights_of(facts, name, group, layout) for name, group in groups.items()]
+        config.fail(f"sparsity_config has format {sparsity['format']!r}; supported: dense")
+    if config.values.get("transform_config"):
+        config.fail("transform_config is set, which is not supported: it rotates activations")
+    described = [_weights_of(config, name, group, layout) for name, group in groups.items()]
     blocks = {block for _, block in described if block}
     if len(blocks) > 1:
-        facts.fail("config_groups have blocks of different sizes, which is not supported")
+        config.fail("config_groups have blocks of different sizes, which is not supported")
     block = blocks.pop() if blocks else None
 
-    def convert(module: str, parts: Parts, facts: Facts) -> Tensor:
+    def convert(module: str, parts: Parts, config: ConfigReader) -> Tensor:
         if ".weight_packed" not in parts:
             weight = parts.get(".weight")
             if weight is not None and weight.dtype == "F8_E4M3":
-                return scaled_bytes(module, parts, ".weight_scale", block, facts)
-            return _plain(module, parts, facts)
+                return scaled_bytes(module, parts, ".weight_scale", block, config)
+            return _plain(module, parts, config)
         if parts[".weight_packed"].dtype == "U8":
-            outputs, half = shape = matrix_shape(parts, ".weight_packed", module, facts)
-            blocks = part(parts, ".weight_packed", module, facts, shape, "U8")
-            check_groups(facts, module, 2 * half, half // 16, BLOCK)
+            outputs, half = shape = matrix_shape(parts, ".weight_packed", module, config)
+            blocks = part(parts, ".weight_packed", module, config, shape, "U8")
+            check_groups(config, module, 2 * half, half // 16, BLOCK)
             wanted = (outputs, half // 16)
-            scales = part(parts, ".weight_scale", module, facts, wanted, "U8")
+            scales = part(parts, ".weight_scale", module, config, wanted, "U8")
             return microscaled(f"{module}.weight", (outputs, 2 * half), blocks, scales)
-        return _packed(module, parts, facts)
+        return _packed(module, parts, config)
 
     ends = (".weight_packed", ".weight_scale")
     extra_ends = (".weight", ".weight_shape", ".weight_zero_point", ".weight_g_idx")
@@ -78,19 +78,19 @@ def compressed(facts: Facts) -> Method:
 
 
 def _weights_of(
-    facts: Facts, name: str, group: Any, layout: str
+    config: ConfigReader, name: str, group: Any, layout: str
 ) -> tuple[str, tuple[int, int] | None]:
     """Return words for a group's weights, and its blocks; refuse what does not run."""
     weights = group.get("weights") if type(group) is dict else None
     if type(weights) is not dict:
-        facts.fail(f"config_groups: {name!r} does not say how weights are quantised")
+        config.fail(f"config_groups: {name!r} does not say how weights are quantised")
     own = str(group.get("format") or layout)
     if own not in _FORMATS:
-        facts.fail(f"format {own!r} is not supported; supported: {', '.join(_FORMATS)}")
+        config.fail(f"format {own!r} is not supported; supported: {', '.join(_FORMATS)}")
     for key, value in weights.items():
         if value and key not in _WEIGHT_KEYS:
-            facts.fail(f"config_groups: {name!r} sets {key} of weights, which is not supported")
-    inner = Facts(weights, f"{facts.where}: config_groups: {name}")
+            config.fail(f"config_groups: {name!r} sets {key} of weights, which is not supported")
+    inner = ConfigReader(weights, f"{config.where}: config_groups: {name}")
     kind, strategy = inner.text("type", "int"), inner.text("strategy", "tensor")
     if (kind, inner.integer("num_bits")) not in (("int", 4), ("int", 8), ("float", 8)) and (
         own != "mxfp4-pack-quantized"
@@ -112,46 +112,46 @@ def _weights_of(
 
 
 def _scales(
-    module: str, parts: Parts, facts: Facts, outputs: int, inputs: int, *, ordered: bool
+    module: str, parts: Parts, config: ConfigReader, outputs: int, inputs: int, *, ordered: bool
 ) -> Tensor:
     """Return the scales of an integer matrix: one, one per output, or one per group."""
     scales = parts.get(".weight_scale")
     shape = scales.shape if scales is not None else (outputs, 1)
     if shape in ((), (1,)):
-        check_groups(facts, module, inputs, 1, -1)
-        return part(parts, ".weight_scale", module, facts, shape, *_FLOATS)
+        check_groups(config, module, inputs, 1, -1)
+        return part(parts, ".weight_scale", module, config, shape, *_FLOATS)
     wanted = (outputs, shape[-1] if len(shape) == 2 else 1)
     if ordered:
-        check_groups(facts, module, inputs, wanted[1], None)
-    return part(parts, ".weight_scale", module, facts, wanted, *_FLOATS)
+        check_groups(config, module, inputs, wanted[1], None)
+    return part(parts, ".weight_scale", module, config, wanted, *_FLOATS)
 
 
-def _packed(module: str, parts: Parts, facts: Facts) -> Tensor:
+def _packed(module: str, parts: Parts, config: ConfigReader) -> Tensor:
     """Return a matrix whose weights are packed into words of 32 bits, input by input."""
-    outputs, num_words = matrix_shape(parts, ".weight_packed", module, facts)
-    words = part(parts, ".weight_packed", module, facts, (outputs, num_words), "I32")
-    shape = array(part(parts, ".weight_shape", module, facts, (2,), "I64", "I32"))
+    outputs, num_words = matrix_shape(parts, ".weight_packed", module, config)
+    words = part(parts, ".weight_packed", module, config, (outputs, num_words), "I32")
+    shape = array(part(parts, ".weight_shape", module, config, (2,), "I64", "I32"))
     inputs = int(shape[1])
     if int(shape[0]) != outputs or num_words * 32 % max(inputs, 1):
-        facts.fail(f"tensor {module + '.weight_shape'!r} is {shape.tolist()}, which does not fit "
+        config.fail(f"tensor {module + '.weight_shape'!r} is {shape.tolist()}, which does not fit "
                    f"({outputs}, {num_words}) words")  # fmt: skip
-    bits = number_of_bits(facts, num_words * 32 // max(inputs, 1), 4, 8)
+    bits = number_of_bits(config, num_words * 32 // max(inputs, 1), 4, 8)
     group_of = None
     if ".weight_g_idx" in parts:
-        group_of = array(part(parts, ".weight_g_idx", module, facts, (inputs,), "I32", "I64"))
-    scales = _scales(module, parts, facts, outputs, inputs, ordered=group_of is None)
+        group_of = array(part(parts, ".weight_g_idx", module, config, (inputs,), "I32", "I64"))
+    scales = _scales(module, parts, config, outputs, inputs, ordered=group_of is None)
     groups = scales.shape[-1] if len(scales.shape) == 2 else 1
     if group_of is not None:
         if not ((group_of >= 0) & (group_of < groups)).all():
-            facts.fail(f"tensor {module + '.weight_g_idx'!r} names groups that are not there")
+            config.fail(f"tensor {module + '.weight_g_idx'!r} names groups that are not there")
         if (group_of == np.arange(inputs) * groups // inputs).all():
             group_of = None
-            check_groups(facts, module, inputs, groups, None)
+            check_groups(config, module, inputs, groups, None)
     zeros = parts.get(".weight_zero_point")
     if zeros is not None:
         per_word = 32 // bits
         wanted = (outputs, groups) if zeros.dtype == "I8" else (-(-outputs // per_word), groups)
-        zeros = part(parts, ".weight_zero_point", module, facts, wanted, "I32", "I8")
+        zeros = part(parts, ".weight_zero_point", module, config, wanted, "I32", "I8")
     middle = 1 << (bits - 1)
 
     def zero() -> np.ndarray[Any, np.dtype[np.float32]] | float:
@@ -169,15 +169,15 @@ def _packed(module: str, parts: Parts, facts: Facts) -> Tensor:
     return integers(f"{module}.weight", dtype, (outputs, inputs), _own(parts), read, group_of)
 
 
-def _plain(module: str, parts: Parts, facts: Facts) -> Tensor:
+def _plain(module: str, parts: Parts, config: ConfigReader) -> Tensor:
     """Return a matrix of signed bytes."""
-    outputs, inputs = shape = matrix_shape(parts, ".weight", module, facts)
-    weight = part(parts, ".weight", module, facts, shape, "I8")
-    scales = _scales(module, parts, facts, outputs, inputs, ordered=True)
+    outputs, inputs = shape = matrix_shape(parts, ".weight", module, config)
+    weight = part(parts, ".weight", module, config, shape, "I8")
+    scales = _scales(module, parts, config, outputs, inputs, ordered=True)
     groups = scales.shape[-1] if len(scales.shape) == 2 else 1
     zeros = parts.get(".weight_zero_point")
     if zeros is not None:
-        zeros = part(parts, ".weight_zero_point", module, facts, scales.shape, "I8")
+        zeros = part(parts, ".weight_zero_point", module, config, scales.shape, "I8")
         zeros = zeros if array(zeros).any() else None
 
     def read() -> Integers:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.encodings import BLOCK, NF4_LEVELS, Bytes, Floats, encode, nibbles
-from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.quantized.parts import (
     Integers,
     Method,
@@ -32,48 +32,48 @@ _FLOATS = ("F16", "BF16", "F32")
 _MXFP4_ENDS = ("_blocks", "_scales")
 
 
-def fp8(facts: Facts) -> Method:
+def fp8(config: ConfigReader) -> Method:
     """Return the method of ``quant_method: fp8`` and ``fbgemm_fp8``."""
-    facts.get("quant_method")
-    if facts.text("fmt", "e4m3") != "e4m3":
-        facts.fail(f"fmt is {facts.get('fmt')!r}; supported: e4m3")
-    block = facts.get("weight_block_size")
+    config.get("quant_method")
+    if config.text("fmt", "e4m3") != "e4m3":
+        config.fail(f"fmt is {config.get('fmt')!r}; supported: e4m3")
+    block = config.get("weight_block_size")
     if block is not None:
-        block = sizes_of_block(facts, "weight_block_size", block)
+        block = sizes_of_block(config, "weight_block_size", block)
 
-    def convert(module: str, parts: Parts, facts: Facts) -> Tensor:
+    def convert(module: str, parts: Parts, config: ConfigReader) -> Tensor:
         end = ".weight_scale_inv" if ".weight_scale_inv" in parts else ".weight_scale"
-        return scaled_bytes(module, parts, end, block, facts)
+        return scaled_bytes(module, parts, end, block, config)
 
     ends = (".weight_scale_inv", ".weight_scale")
     kind = f"blocks of {block[0]} x {block[1]}" if block else "a scale per matrix or output"
     return Method(f"FP8 (e4m3, {kind})", ends, (".weight", *ends), convert)
 
 
-def sizes_of_block(facts: Facts, key: str, value: Any) -> tuple[int, int]:
+def sizes_of_block(config: ConfigReader, key: str, value: Any) -> tuple[int, int]:
     """Return the outputs and inputs of a block of weights."""
     if type(value) is not list or len(value) != 2 or any(type(n) is not int for n in value):
-        facts.fail(f"{key} is {value!r}, not two whole numbers")
+        config.fail(f"{key} is {value!r}, not two whole numbers")
     outputs, inputs = value
     if outputs < 1 or inputs < 1 or inputs % BLOCK:
-        facts.fail(f"{key} is {value!r}; supported: multiples of {BLOCK} inputs")
+        config.fail(f"{key} is {value!r}; supported: multiples of {BLOCK} inputs")
     return outputs, inputs
 
 
 def scaled_bytes(
-    module: str, parts: Parts, end: str, block: tuple[int, int] | None, facts: Facts
+    module: str, parts: Parts, end: str, block: tuple[int, int] | None, config: ConfigReader
 ) -> Tensor:
     """Return a matrix of FP8 whose scales, named by ``end``, are of blocks, outputs, or all."""
-    outputs, inputs = shape = matrix_shape(parts, ".weight", module, facts)
-    weight = part(parts, ".weight", module, facts, shape, "F8_E4M3")
+    outputs, inputs = shape = matrix_shape(parts, ".weight", module, config)
+    weight = part(parts, ".weight", module, config, shape, "F8_E4M3")
     if inputs % BLOCK:
-        facts.fail(f"{module!r} has {inputs} inputs; supported: multiples of {BLOCK}")
+        config.fail(f"{module!r} has {inputs} inputs; supported: multiples of {BLOCK}")
     scales_shape = parts[end].shape
     every = block or (1, inputs) if math.prod(scales_shape) > 1 or block else (outputs, inputs)
     wanted = (-(-outputs // every[0]), -(-inputs // every[1]))
     if scales_shape not in (wanted, wanted[:1] if wanted[1] == 1 else wanted, ()):
-        facts.fail(f"tensor {module + end!r} has shape {scales_shape}, wanted {wanted}")
-    scales = part(parts, end, module, facts, scales_shape, *_FLOATS)
+        config.fail(f"tensor {module + end!r} has shape {scales_shape}, wanted {wanted}")
+    scales = part(parts, end, module, config, scales_shape, *_FLOATS)
 
     def make() -> Bytes:
         by_block = scales.to_f32().reshape(wanted)
@@ -86,17 +86,17 @@ def scaled_bytes(
     return Tensor.converted(f"{module}.weight", "FP8", shape, file_bytes(own), make)
 
 
-def mxfp4(facts: Facts) -> Method:
+def mxfp4(config: ConfigReader) -> Method:
     """Return the method of ``quant_method: mxfp4``: stacks of experts in blocks of 32."""
-    facts.get("quant_method")
+    config.get("quant_method")
 
-    def convert(module: str, parts: Parts, facts: Facts) -> Tensor:
+    def convert(module: str, parts: Parts, config: ConfigReader) -> Tensor:
         blocks_shape = parts["_blocks"].shape
         if len(blocks_shape) != 4 or blocks_shape[3] != BLOCK // 2:
-            facts.fail(f"tensor {module + '_blocks'!r} has shape {blocks_shape}, wanted (experts, "
+            config.fail(f"tensor {module + '_blocks'!r} has shape {blocks_shape}, wanted (experts, "
                        f"outputs, blocks, {BLOCK // 2})")  # fmt: skip
-        blocks = part(parts, "_blocks", module, facts, blocks_shape, "U8")
-        scales = part(parts, "_scales", module, facts, blocks_shape[:3], "U8")
+        blocks = part(parts, "_blocks", module, config, blocks_shape, "U8")
+        scales = part(parts, "_scales", module, config, blocks_shape[:3], "U8")
         shape = (*blocks_shape[:2], blocks_shape[2] * BLOCK)
         return microscaled(module, shape, blocks, scales)
 
@@ -121,32 +121,34 @@ def microscaled(name: str, shape: tuple[int, ...], blocks: Tensor, scales: Tenso
 _STATE = ".weight.quant_state.bitsandbytes__"
 
 
-def bitsandbytes(facts: Facts) -> Method:
+def bitsandbytes(config: ConfigReader) -> Method:
     """Return the method of ``quant_method: bitsandbytes``: NF4, or int8."""
-    facts.get("quant_method")
-    facts.get("_load_in_4bit"), facts.get("_load_in_8bit")
-    is_four = facts.flag("load_in_4bit", False)
-    if is_four == facts.flag("load_in_8bit", False):
-        facts.fail("exactly one of load_in_4bit and load_in_8bit must be true")
+    config.get("quant_method")
+    config.get("_load_in_4bit"), config.get("_load_in_8bit")
+    is_four = config.flag("load_in_4bit", False)
+    if is_four == config.flag("load_in_8bit", False):
+        config.fail("exactly one of load_in_4bit and load_in_8bit must be true")
     if not is_four:
         return Method("bitsandbytes int8", (".SCB",), (".weight", ".SCB", ".weight_format"), _int8)
-    kind = facts.text("bnb_4bit_quant_type", "fp4")
+    kind = config.text("bnb_4bit_quant_type", "fp4")
     if kind != "nf4":
-        facts.fail(f"bnb_4bit_quant_type is {kind!r}; supported: nf4")
+        config.fail(f"bnb_4bit_quant_type is {kind!r}; supported: nf4")
     names = ("", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
     parts = (*(f".weight{name}" for name in names), f"{_STATE}nf4")
     return Method("bitsandbytes NF4", (".weight.absmax",), parts, _nf4)
 
 
-def _int8(module: str, parts: Parts, facts: Facts) -> Tensor:
-    outputs, inputs = shape = matrix_shape(parts, ".weight", module, facts)
-    weight = part(parts, ".weight", module, facts, shape, "I8")
-    largest = part(parts, ".SCB", module, facts, (outputs,), "F32")
+def _int8(module: str, parts: Parts, config: ConfigReader) -> Tensor:
+    outputs, inputs = shape = matrix_shape(parts, ".weight", module, config)
+    weight = part(parts, ".weight", module, config, shape, "I8")
+    largest = part(parts, ".SCB", module, config, (outputs,), "F32")
     order = parts.get(".weight_format")
     if order is not None and array(order).any():
-        facts.fail(f"tensor {module + '.weight_format'!r} names an order other than by rows, which "
-                   f"is not supported")  # fmt: skip
-    check_groups(facts, module, inputs, 1, -1)
+        config.fail(
+            f"tensor {module + '.weight_format'!r} names an order other than by rows, which is not "
+            f"supported"
+        )
+    check_groups(config, module, inputs, 1, -1)
 
     def read() -> Integers:
         q = array(weight).view(np.uint8) ^ np.uint8(128)
@@ -155,31 +157,31 @@ def _int8(module: str, parts: Parts, facts: Facts) -> Tensor:
     return integers(f"{module}.weight", "INT8", shape, {".weight": weight, ".SCB": largest}, read)
 
 
-def _nf4(module: str, parts: Parts, facts: Facts) -> Tensor:
-    state = _state(module, parts, facts)
+def _nf4(module: str, parts: Parts, config: ConfigReader) -> Tensor:
+    state = _state(module, parts, config)
     (outputs, inputs), size = state["shape"], state["blocksize"]
     count = outputs * inputs
     if inputs % BLOCK or size % BLOCK:
-        facts.fail(f"{module!r} has {inputs} inputs in blocks of {size}; supported: multiples of "
+        config.fail(f"{module!r} has {inputs} inputs in blocks of {size}; supported: multiples of "
                    f"{BLOCK}")  # fmt: skip
     packed = parts.get(".weight")
     if packed is None or packed.nbytes * 2 != count:
-        facts.fail(f"tensor {module + '.weight'!r} does not have the {count} weights that its "
+        config.fail(f"tensor {module + '.weight'!r} does not have the {count} weights that its "
                    f"quant_state claims")  # fmt: skip
-    levels = part(parts, ".weight.quant_map", module, facts, (16,), "F32")
+    levels = part(parts, ".weight.quant_map", module, config, (16,), "F32")
     if not np.allclose(levels.to_f32(), NF4_LEVELS, atol=1e-6):
-        facts.fail(f"tensor {module + '.weight.quant_map'!r} is not the table of NF4")
+        config.fail(f"tensor {module + '.weight.quant_map'!r} is not the table of NF4")
     num_blocks = -(-count // size)
     is_nested = "nested_blocksize" in state
     of_blocks = part(
-        parts, ".weight.absmax", module, facts, (num_blocks,), "U8" if is_nested else "F32"
+        parts, ".weight.absmax", module, config, (num_blocks,), "U8" if is_nested else "F32"
     )
     nested: tuple[Tensor, ...] = ()
     if is_nested:
         num_nested = -(-num_blocks // state["nested_blocksize"])
         lengths = {".weight.nested_absmax": num_nested, ".weight.nested_quant_map": 256}
         nested = tuple(
-            part(parts, end, module, facts, (length,), "F32") for end, length in lengths.items()
+            part(parts, end, module, config, (length,), "F32") for end, length in lengths.items()
         )
 
     def largest() -> Floats:
@@ -200,12 +202,12 @@ def _nf4(module: str, parts: Parts, facts: Facts) -> Tensor:
     return Tensor.converted(name, "NF4", (outputs, inputs), file_bytes(parts), make)
 
 
-def _state(module: str, parts: Parts, facts: Facts) -> dict[str, Any]:
+def _state(module: str, parts: Parts, config: ConfigReader) -> dict[str, Any]:
     """Return what a matrix of NF4 says of itself, checked."""
     name = f"{_STATE}nf4"
     tensor = parts.get(name)
     if tensor is None:
-        facts.fail(f"tensor {module + name!r} is missing")
+        config.fail(f"tensor {module + name!r} is missing")
     try:
         state = json.loads(tensor.data.tobytes())
         shape, sizes = state["shape"], [state["blocksize"]]
@@ -223,5 +225,5 @@ def _state(module: str, parts: Parts, facts: Facts) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         wrong = True
     if wrong:
-        facts.fail(f"tensor {module + name!r} does not hold a quant_state of NF4")
+        config.fail(f"tensor {module + name!r} does not hold a quant_state of NF4")
     return dict(state)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.encodings import Bytes
-from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.quantized.parts import (
     Integers,
     Method,
@@ -35,37 +35,37 @@ _MIDDLES = {4: 0x88888888, 8: 0x80808080}
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def gptq(facts: Facts) -> Method:
+def gptq(config: ConfigReader) -> Method:
     """Return the method of ``quant_method: gptq``."""
-    bits = number_of_bits(facts, facts.integer("bits"), 4, 8)
-    layout = _layout(facts, ("checkpoint_format", "format"), "gptq", "gptq_v2")
-    if facts.get("pack_dtype") not in (None, "int32"):
-        facts.fail(f"pack_dtype is {facts.get('pack_dtype')!r}; supported: int32")
+    bits = number_of_bits(config, config.integer("bits"), 4, 8)
+    layout = _layout(config, ("checkpoint_format", "format"), "gptq", "gptq_v2")
+    if config.get("pack_dtype") not in (None, "int32"):
+        config.fail(f"pack_dtype is {config.get('pack_dtype')!r}; supported: int32")
     for key in ("is_marlin_format", "dynamic"):
-        if facts.get(key):
-            facts.fail(f"{key} is set, which is not supported")
-    facts.get("sym"), facts.get("quant_method")  # the tensors say it
-    size = facts.integer("group_size", -1, low=-1)
+        if config.get(key):
+            config.fail(f"{key} is set, which is not supported")
+    config.get("sym"), config.get("quant_method")  # the tensors say it
+    size = config.integer("group_size", -1, low=-1)
     # Zeros are stored less one. One is added to whole words, as GPTQModel subtracts it: a zero of 0
     # borrows from its neighbour.
     add = _ONES[bits] if layout == "gptq" else 0
 
-    def convert(module: str, parts: Parts, facts: Facts) -> Tensor:
-        rows, outputs = matrix_shape(parts, ".qweight", module, facts)
+    def convert(module: str, parts: Parts, config: ConfigReader) -> Tensor:
+        rows, outputs = matrix_shape(parts, ".qweight", module, config)
         inputs, per_word = rows * 32 // bits, 32 // bits
-        groups = matrix_shape(parts, ".scales", module, facts)[0]
-        words = part(parts, ".qweight", module, facts, (rows, outputs), "I32")
-        scales = part(parts, ".scales", module, facts, (groups, outputs), *_FLOATS)
-        zeros = part(parts, ".qzeros", module, facts, (groups, outputs // per_word), "I32")
+        groups = matrix_shape(parts, ".scales", module, config)[0]
+        words = part(parts, ".qweight", module, config, (rows, outputs), "I32")
+        scales = part(parts, ".scales", module, config, (groups, outputs), *_FLOATS)
+        zeros = part(parts, ".qzeros", module, config, (groups, outputs // per_word), "I32")
         group_of = None
         if ".g_idx" in parts:
-            group_of = array(part(parts, ".g_idx", module, facts, (inputs,), "I32"))
+            group_of = array(part(parts, ".g_idx", module, config, (inputs,), "I32"))
             if not ((group_of >= 0) & (group_of < groups)).all():
-                facts.fail(f"tensor {module + '.g_idx'!r} names groups that are not there")
+                config.fail(f"tensor {module + '.g_idx'!r} names groups that are not there")
             if (group_of == np.arange(inputs) * groups // inputs).all():
                 group_of = None
         if group_of is None:
-            check_groups(facts, module, inputs, groups, size)
+            check_groups(config, module, inputs, groups, size)
         dtype = f"INT{bits}"
         if group_of is not None:
             dtype += "_ORDERED"
@@ -87,26 +87,26 @@ def gptq(facts: Facts) -> Method:
     return Method(f"GPTQ ({bits} bits, {in_groups(size)})", ends[:1], ends, convert)
 
 
-def awq(facts: Facts) -> Method:
+def awq(config: ConfigReader) -> Method:
     """Return the method of ``quant_method: awq``."""
-    bits = number_of_bits(facts, facts.integer("bits", facts.values.get("w_bit")), 4)
-    _layout(facts, ("version", "format"), "gemm")
-    if facts.get("backend") == "llm-awq":
-        facts.fail("backend is 'llm-awq', whose layout is not supported; supported: autoawq")
-    if not facts.flag("zero_point", True):
-        facts.fail("zero_point is false, which is not supported")
+    bits = number_of_bits(config, config.integer("bits", config.values.get("w_bit")), 4)
+    _layout(config, ("version", "format"), "gemm")
+    if config.get("backend") == "llm-awq":
+        config.fail("backend is 'llm-awq', whose layout is not supported; supported: autoawq")
+    if not config.flag("zero_point", True):
+        config.fail("zero_point is false, which is not supported")
     for key in ("quant_method", "w_bit", "q_group_size"):
-        facts.get(key)
-    size = facts.integer("group_size", facts.values.get("q_group_size", 128), low=-1)
+        config.get(key)
+    size = config.integer("group_size", config.values.get("q_group_size", 128), low=-1)
 
-    def convert(module: str, parts: Parts, facts: Facts) -> Tensor:
-        inputs, words_of_row = matrix_shape(parts, ".qweight", module, facts)
+    def convert(module: str, parts: Parts, config: ConfigReader) -> Tensor:
+        inputs, words_of_row = matrix_shape(parts, ".qweight", module, config)
         outputs = words_of_row * 8
-        groups = matrix_shape(parts, ".scales", module, facts)[0]
-        words = part(parts, ".qweight", module, facts, (inputs, words_of_row), "I32")
-        scales = part(parts, ".scales", module, facts, (groups, outputs), *_FLOATS)
-        zeros = part(parts, ".qzeros", module, facts, (groups, words_of_row), "I32")
-        check_groups(facts, module, inputs, groups, size)
+        groups = matrix_shape(parts, ".scales", module, config)[0]
+        words = part(parts, ".qweight", module, config, (inputs, words_of_row), "I32")
+        scales = part(parts, ".scales", module, config, (groups, outputs), *_FLOATS)
+        zeros = part(parts, ".qzeros", module, config, (groups, words_of_row), "I32")
+        check_groups(config, module, inputs, groups, size)
 
         def in_order(tensor: Tensor) -> Bytes:
             each = unpacked(array(tensor), 4).reshape(tensor.shape[0], -1, 8)
@@ -123,48 +123,48 @@ def awq(facts: Facts) -> Method:
     return Method(f"AWQ ({bits} bits, {in_groups(size)})", ends[:1], ends, convert)
 
 
-def _layout(facts: Facts, keys: tuple[str, ...], *known: str) -> str:
+def _layout(config: ConfigReader, keys: tuple[str, ...], *known: str) -> str:
     """Return the layout that the first of these keys names, the first known one if none does."""
     for key in keys:
-        layout = facts.text(key, known[0])
+        layout = config.text(key, known[0])
         if layout.lower() not in known:
-            facts.fail(f"{key} is {layout!r}; supported: {', '.join(known)}")
-        if facts.get(key):
+            config.fail(f"{key} is {layout!r}; supported: {', '.join(known)}")
+        if config.get(key):
             return layout.lower()
     return known[0]
 
 
-def hqq(facts: Facts) -> Method:
+def hqq(config: ConfigReader) -> Method:
     """Return the method of ``quant_method: hqq``; each matrix says how it is quantised."""
-    facts.get("quant_config"), facts.get("quant_method")
+    config.get("quant_config"), config.get("quant_method")
 
-    def convert(module: str, parts: Parts, facts: Facts) -> Tensor:
+    def convert(module: str, parts: Parts, config: ConfigReader) -> Tensor:
         def number(end: str, default: int) -> int:
             tensor = parts.get(end)
             if tensor is None:
                 return default
             if tensor.dtype not in ("I32", "I64", "U8") or array(tensor).size != 1:
-                facts.fail(f"tensor {module + end!r} is not a whole number")
+                config.fail(f"tensor {module + end!r} is not a whole number")
             return int(array(tensor).reshape(-1)[0])
 
-        bits = number_of_bits(facts, number(".nbits", 4), 4, 8)
+        bits = number_of_bits(config, number(".nbits", 4), 4, 8)
         if number(".axis", 1) != 1:
-            facts.fail(f"{module!r} is quantised along axis 0, which is not supported; axis 1 is")
+            config.fail(f"{module!r} is quantised along axis 0, which is not supported; axis 1 is")
         for end in (".quant_scale", ".quant_zero", ".view_as_float"):
             if number(end, 0):
-                facts.fail(f"tensor {module + end!r} is 1, which is not supported")
-        size = matrix_shape(parts, ".scale", module, facts)[0]
-        scales = part(parts, ".scale", module, facts, (size, 1), *_FLOATS)
-        zeros = part(parts, ".zero", module, facts, (size, 1), *_FLOATS)
-        shape = array(part(parts, ".shape", module, facts, (2,), "I32", "I64"))
+                config.fail(f"tensor {module + end!r} is 1, which is not supported")
+        size = matrix_shape(parts, ".scale", module, config)[0]
+        scales = part(parts, ".scale", module, config, (size, 1), *_FLOATS)
+        zeros = part(parts, ".zero", module, config, (size, 1), *_FLOATS)
+        shape = array(part(parts, ".shape", module, config, (2,), "I32", "I64"))
         outputs, inputs = (int(length) for length in shape)
-        packed = matrix_shape(parts, ".W_q", module, facts)
-        words = part(parts, ".W_q", module, facts, packed, "U8")
+        packed = matrix_shape(parts, ".W_q", module, config)
+        words = part(parts, ".W_q", module, config, packed, "U8")
         if packed[0] * (8 // bits) * packed[1] != outputs * inputs or min(outputs, inputs) < 1:
-            facts.fail(f"tensor {module + '.W_q'!r} has shape {packed}, which does not hold "
+            config.fail(f"tensor {module + '.W_q'!r} has shape {packed}, which does not hold "
                        f"{outputs} x {inputs} values")  # fmt: skip
         groups = size // outputs if size % outputs == 0 else 0
-        check_groups(facts, module, inputs, groups, None)
+        check_groups(config, module, inputs, groups, None)
 
         def read() -> Integers:
             q = array(words).view(np.uint8)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.encodings import BLOCK, Bytes, Floats, encode, nibbles
-from ridgeline.model.files.facts import Facts
 from ridgeline.model.files.tensors import Tensor
 
 Parts = Mapping[str, Tensor]  # a matrix's tensors, by the end of their names
@@ -30,7 +30,7 @@ class Method(NamedTuple):
     description: str
     ends: tuple[str, ...]
     parts: tuple[str, ...]
-    convert: Callable[[str, Parts, Facts], Tensor]
+    convert: Callable[[str, Parts, ConfigReader], Tensor]
 
 
 def array(tensor: Tensor) -> NDArray[Any]:
@@ -39,24 +39,26 @@ def array(tensor: Tensor) -> NDArray[Any]:
 
 
 def part(
-    parts: Parts, end: str, module: str, facts: Facts, shape: tuple[int, ...], *dtypes: str
+    parts: Parts, end: str, module: str, config: ConfigReader, shape: tuple[int, ...], *dtypes: str
 ) -> Tensor:
     """Return a part of a matrix. It must be there, have this shape, and one of these types."""
     tensor = parts.get(end)
     if tensor is None:
-        facts.fail(f"tensor {module + end!r} is missing")
+        config.fail(f"tensor {module + end!r} is missing")
     if tensor.dtype not in dtypes:
-        facts.fail(f"tensor {module + end!r} has type {tensor.dtype}, wanted {' or '.join(dtypes)}")
+        config.fail(
+            f"tensor {module + end!r} has type {tensor.dtype}, wanted {' or '.join(dtypes)}"
+        )
     if tensor.shape != shape:
-        facts.fail(f"tensor {module + end!r} has shape {tensor.shape}, wanted {shape}")
+        config.fail(f"tensor {module + end!r} has shape {tensor.shape}, wanted {shape}")
     return tensor
 
 
-def number_of_bits(facts: Facts, bits: int, *supported: int) -> int:
+def number_of_bits(config: ConfigReader, bits: int, *supported: int) -> int:
     """Return ``bits``, which must be one of ``supported``."""
     if bits not in supported:
         known = " and ".join(map(str, supported))
-        facts.fail(f"{bits} bits are not supported; supported: {known}")
+        config.fail(f"{bits} bits are not supported; supported: {known}")
     return bits
 
 
@@ -129,14 +131,16 @@ def file_bytes(parts: Parts) -> int:
     return sum(tensor.nbytes for tensor in parts.values())
 
 
-def check_groups(facts: Facts, module: str, inputs: int, groups: int, size: int | None) -> None:
+def check_groups(
+    config: ConfigReader, module: str, inputs: int, groups: int, size: int | None
+) -> None:
     """Refuse groups that are not whole blocks, or not of ``size`` inputs; -1 is all of them."""
     group_size = inputs // groups if groups and inputs % groups == 0 else 0
     wanted = inputs if size == -1 else size or group_size
     if group_size != wanted:
-        facts.fail(f"{module!r} has {groups} groups of {inputs} inputs, not {in_groups(wanted)}")
+        config.fail(f"{module!r} has {groups} groups of {inputs} inputs, not {in_groups(wanted)}")
     if group_size == 0 or group_size % BLOCK:
-        facts.fail(
+        config.fail(
             f"{module!r} has {groups} groups of {inputs} inputs; supported: multiples of {BLOCK} "
             f"inputs"
         )
@@ -148,11 +152,11 @@ def is_every(tensor: Tensor, add: int, wanted: int) -> bool:
     return bool((words + np.uint32(add) == np.uint32(wanted)).all())
 
 
-def matrix_shape(parts: Parts, end: str, module: str, facts: Facts) -> tuple[int, int]:
+def matrix_shape(parts: Parts, end: str, module: str, config: ConfigReader) -> tuple[int, int]:
     """Return the shape of a part that must be a matrix."""
     tensor = parts.get(end)
     if tensor is None:
-        facts.fail(f"tensor {module + end!r} is missing")
+        config.fail(f"tensor {module + end!r} is missing")
     if len(tensor.shape) != 2:
-        facts.fail(f"tensor {module + end!r} has shape {tensor.shape}, not that of a matrix")
+        config.fail(f"tensor {module + end!r} has shape {tensor.shape}, not that of a matrix")
     return tensor.shape[0], tensor.shape[1]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.rope.tables import log, power
 from ridgeline.model.shape.model import Rope
 
@@ -32,7 +32,7 @@ _OF_ROPE = ("attention_factor", "long_divisors", "original_max_position")  # of 
 _OF_KINDS = ("full_attention", "sliding_attention")
 
 
-def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
+def refuse_keys_of_others(config: ConfigReader, own: Collection[str]) -> None:
     """Raise ModelFileError for a number of rope that only models of other architectures go by.
 
     ``own`` has those that this architecture's go by.
@@ -61,7 +61,7 @@ def _is_proportional(said: Mapping[str, Any]) -> bool:
     return said.get("rope_type") == "proportional"
 
 
-def rope_of_no_layer(config: Facts) -> str:
+def rope_of_no_layer(config: ConfigReader) -> str:
     """Return what to say of a rope beside those of each kind of layer, which serves none; or "".
 
     transformers 5 saves such a file of OLMo 3 if the one that it read had one rope for all.
@@ -76,7 +76,7 @@ def rope_of_no_layer(config: Facts) -> str:
     return said if beside else ""
 
 
-def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
+def rope_from_config(config: ConfigReader, head_dim: int) -> tuple[Rope, int]:
     """Return the rotary embedding that a config describes, and the context length in tokens.
 
     Reads the older keys (``rope_theta`` and ``rope_scaling``) and the newer ``rope_parameters``,
@@ -97,7 +97,7 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     return replace(rope, **said | {"divisors": divisors}), config.integer("max_position_embeddings")
 
 
-def _rope(config: Facts, head_dim: int) -> tuple[Rope, int]:
+def _rope(config: ConfigReader, head_dim: int) -> tuple[Rope, int]:
     scaling = _scaling(config)
     theta = scaling.number("rope_theta", 10_000.0)
     share = scaling.number("partial_rotary_factor", 1.0)
@@ -161,7 +161,7 @@ def _rope(config: Facts, head_dim: int) -> tuple[Rope, int]:
     return rope, max_position
 
 
-def yarn_score_factor(config: Facts) -> float:
+def yarn_score_factor(config: ConfigReader) -> float:
     """Return what a config.json's YaRN multiplies scores by, beside cosine and sine.
 
     Latent attention turns only a part of its heads, so the temperature of the whole score is no
@@ -174,7 +174,7 @@ def yarn_score_factor(config: Facts) -> float:
     return magnitude(scaling.number("factor"), scaling.number("mscale_all_dim")) ** 2
 
 
-def _scaling(config: Facts) -> Facts:
+def _scaling(config: ConfigReader) -> ConfigReader:
     """Return what a config says of rope, wherever its version of the format keeps it."""
     scaling: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if type(scaling) is not dict or any(type(value) is dict for value in scaling.values()):
@@ -186,13 +186,13 @@ def _scaling(config: Facts) -> Facts:
                 f"known whether it changes what the model computes"
             )
     outer = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    return Facts({key: config.get(key) for key in outer} | scaling, config.where)
+    return ConfigReader({key: config.get(key) for key in outer} | scaling, config.where)
 
 
-def checked_dim(facts: Facts, dim: int, head_dim: int) -> int:
+def checked_dim(config: ConfigReader, dim: int, head_dim: int) -> int:
     """Return how many of a head's channels turn; raise ModelFileError unless they fit."""
     if not 2 <= dim <= head_dim or dim % 2:
-        facts.fail(f"rope over {dim} of a head's {head_dim} channels; it must be even and fit")
+        config.fail(f"rope over {dim} of a head's {head_dim} channels; it must be even and fit")
     return dim
 
 
@@ -203,7 +203,7 @@ def _blend(dim: int, factor: float, kept: Callable[[int], float]) -> tuple[float
 
 
 def _llama3(
-    scaling: Facts, theta: float, dim: int, factor: float, original: int
+    scaling: ConfigReader, theta: float, dim: int, factor: float, original: int
 ) -> tuple[float, ...]:
     """Keep pairs that turn often within the original context, divide those that turn seldom."""
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
@@ -217,24 +217,26 @@ def _llama3(
     return _blend(dim, factor, kept)
 
 
-def _yarn(facts: Facts, theta: float, dim: int, factor: float, original: int) -> tuple[float, ...]:
+def _yarn(
+    config: ConfigReader, theta: float, dim: int, factor: float, original: int
+) -> tuple[float, ...]:
     """YaRN (Peng et al., 2023): a ramp between the pairs of two numbers of turns."""
     if theta <= 1:
-        facts.fail(f"YaRN needs a rope base above 1, found {theta}")
+        config.fail(f"YaRN needs a rope base above 1, found {theta}")
 
     def pair_with(turns: float) -> float:
         return dim * log(original / (turns * 2 * math.pi)) / (2 * log(theta))
 
-    begin = pair_with(facts.number("beta_fast", 32.0))
-    end = pair_with(facts.number("beta_slow", 1.0))
-    if facts.flag("truncate", True):
+    begin = pair_with(config.number("beta_fast", 32.0))
+    end = pair_with(config.number("beta_slow", 1.0))
+    if config.flag("truncate", True):
         begin, end = math.floor(begin), math.ceil(end)
     begin, end = max(begin, 0), min(end, dim - 1)
     width = max(end - begin, 0.001)
     return _blend(dim, factor, lambda pair: 1 - (pair - begin) / width)
 
 
-def _yarn_attention(scaling: Facts, factor: float) -> float:
+def _yarn_attention(scaling: ConfigReader, factor: float) -> float:
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
         weights = scaling.number("mscale"), scaling.number("mscale_all_dim")
         return magnitude(factor, weights[0]) / magnitude(factor, weights[1])

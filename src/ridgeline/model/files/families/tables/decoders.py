@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.model.files.families.fields import choice, flag, has, integer, inverse, number
 from ridgeline.model.files.families.gguf import QKV
 from ridgeline.model.files.families.hf_names import (
     BEHIND,
@@ -20,15 +21,7 @@ from ridgeline.model.files.families.hf_names import (
     TIED,
     activation,
 )
-from ridgeline.model.files.families.rows import row
-from ridgeline.model.files.families.table import (
-    choice,
-    flag,
-    has,
-    integer,
-    inverse,
-    number,
-)
+from ridgeline.model.files.families.inherit import row
 
 _TURNED = {"interleaved": True}  # llama.cpp's converter turns rows of queries and keys
 ROWS = (
@@ -164,7 +157,7 @@ ROWS = (
         | {
             "embed_scale": number("embedding_multiplier", default=1.0),
             "residual_scale": number("residual_multiplier", default=1.0),
-            "logit_scale": inverse("logits_scaling", 1.0),
+            "logit_scale": inverse("logits_scaling", default=1.0),
             "mixer.scale": number("attention_multiplier", default=1.0),
         },
         refuse="mlp_bias",
@@ -173,7 +166,7 @@ ROWS = (
             "facts": {
                 "embed_scale": number("embedding_scale", default=1.0),
                 "residual_scale": number("residual_scale", default=1.0),
-                "logit_scale": inverse("logit_scale", 1.0),
+                "logit_scale": inverse("logit_scale", default=1.0),
                 "mixer.scale": number("attention.scale", default=1.0),
             },
             # Granite 4's files say them also of models of attention and an MLP alone.

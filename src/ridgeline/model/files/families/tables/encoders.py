@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ridgeline.model.files.families.fields import choice, const, either, integer, number, unless
 from ridgeline.model.files.families.hf_names import ACTIVATIONS, ALL_BIASES, activation
-from ridgeline.model.files.families.rows import row
-from ridgeline.model.files.families.table import choice, const, either, integer, number, unless
+from ridgeline.model.files.families.inherit import row
 
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _IDENTITY = "torch.nn.modules.linear.Identity"

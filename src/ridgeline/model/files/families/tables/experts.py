@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from ridgeline.model.files.families.fields import (
+    choice,
+    count,
+    either,
+    flag,
+    groups,
+    has,
+    integer,
+    number,
+    numbered,
+    product,
+    total,
+)
 from ridgeline.model.files.families.gguf import DENSE as DENSE_IN_GGUF
 from ridgeline.model.files.families.gguf import ROUTERS
 from ridgeline.model.files.families.hf_names import (
@@ -17,20 +30,7 @@ from ridgeline.model.files.families.hf_names import (
     TIED,
     gated,
 )
-from ridgeline.model.files.families.rows import row
-from ridgeline.model.files.families.table import (
-    choice,
-    count,
-    either,
-    flag,
-    groups,
-    has,
-    integer,
-    number,
-    numbered,
-    product,
-    total,
-)
+from ridgeline.model.files.families.inherit import row
 
 ROWS = (
     row(

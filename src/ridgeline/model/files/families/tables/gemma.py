@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.model.files.families.hf_names import (
-    ACTIVATIONS,
-    AROUND,
-    BIASES,
-    HEAD_NORM,
-    TIED,
-    activation,
-    gated,
-)
-from ridgeline.model.files.families.rows import row
-from ridgeline.model.files.families.table import (
+from ridgeline.model.files.families.fields import (
     cap,
     choice,
     const,
@@ -23,6 +13,16 @@ from ridgeline.model.files.families.table import (
     optional,
     power,
 )
+from ridgeline.model.files.families.hf_names import (
+    ACTIVATIONS,
+    AROUND,
+    BIASES,
+    HEAD_NORM,
+    TIED,
+    activation,
+    gated,
+)
+from ridgeline.model.files.families.inherit import row
 
 _ACTIVATION = activation("hidden_activation", default="gelu_pytorch_tanh")
 ROWS = (
@@ -33,7 +33,7 @@ ROWS = (
         facts=BIASES
         | TIED
         | {
-            "embed_scale": power("hidden_size", 0.5),
+            "embed_scale": power("hidden_size", exponent=0.5),
             "mixer.head_dim": integer("head_dim", default=256),
             # The first configs say "gelu" alone, and mean the approximation, as Google's code does.
             "ffn.activation": choice(
@@ -46,7 +46,7 @@ ROWS = (
         norm_offset=1.0,
         unused="hidden_activation",  # beside hidden_act
         refuse="use_bidirectional_attention",
-        in_gguf={"facts": {"embed_scale": power("embedding_length", 0.5)}},
+        in_gguf={"facts": {"embed_scale": power("embedding_length", exponent=0.5)}},
     ),
     row(
         "gemma2",
@@ -58,7 +58,7 @@ ROWS = (
         | {
             "logit_softcap": cap("final_logit_softcapping", default=30.0),
             "layer.norms": "around",
-            "mixer.scale": power("query_pre_attn_scalar", -0.5, 256),
+            "mixer.scale": power("query_pre_attn_scalar", exponent=-0.5, default=256),
             "mixer.softcap": cap("attn_logit_softcapping", default=50.0),
         },
         windows="pattern",
@@ -128,7 +128,7 @@ ROWS = (
         | _ACTIVATION
         | {
             "norm_eps": number("rms_norm_eps", default=1e-6),
-            "embed_scale": power("hidden_size", 0.5),
+            "embed_scale": power("hidden_size", exponent=0.5),
             "logit_softcap": optional("final_logit_softcapping"),
             "layer.norms": const("around"),
             "layer.input_size": count("hidden_size_per_layer_input"),
@@ -158,7 +158,7 @@ ROWS = (
         must={"use_bidirectional_attention": "vision", "enable_moe_block": False},
         in_gguf={
             "facts": {
-                "embed_scale": power("embedding_length", 0.5),
+                "embed_scale": power("embedding_length", exponent=0.5),
                 "logit_softcap": optional("final_logit_softcapping"),
                 "layer.out_scale": has("layer_output_scale.weight"),
             },

@@ -7,18 +7,7 @@ which no key says.
 
 from __future__ import annotations
 
-from ridgeline.model.files.families.gguf import QKV
-from ridgeline.model.files.families.hf_names import (
-    ALL_BIASES,
-    BIASES,
-    LAYER_NORM,
-    MLP_BIAS,
-    PARTIAL,
-    TIED,
-    activation,
-)
-from ridgeline.model.files.families.rows import row
-from ridgeline.model.files.families.table import (
+from ridgeline.model.files.families.fields import (
     const,
     either,
     flag,
@@ -30,6 +19,17 @@ from ridgeline.model.files.families.table import (
     same,
     slopes,
 )
+from ridgeline.model.files.families.gguf import QKV
+from ridgeline.model.files.families.hf_names import (
+    ALL_BIASES,
+    BIASES,
+    LAYER_NORM,
+    MLP_BIAS,
+    PARTIAL,
+    TIED,
+    activation,
+)
+from ridgeline.model.files.families.inherit import row
 
 _PLAIN_MLP = {"ffn.gated": const(False)}
 _MLP_BIAS_IN_GGUF = {"ffn.bias": has("ffn_up.bias")}
@@ -181,7 +181,7 @@ ROWS = (
         | _PLAIN_MLP
         | activation("activation_function", default="relu")
         | {
-            "hidden_size": same("hidden_size", "word_embed_proj_dim"),
+            "hidden_size": same("hidden_size", other="word_embed_proj_dim"),
             "norm_bias": True,
             "position_offset": 2,
             "ffn.size": integer("ffn_dim"),
@@ -349,7 +349,7 @@ ROWS = (
         | {
             "norm_eps": number("layer_norm_epsilon", default=1e-5),
             "embed_norm": True,
-            "mixer.slopes": slopes("num_attention_heads", "alibi_bias_max"),
+            "mixer.slopes": slopes("num_attention_heads", largest="alibi_bias_max"),
             "ffn.size": integer("intermediate_size", times_hidden=4),
             "ffn.activation": "gelu_tanh",
         },
@@ -387,7 +387,7 @@ ROWS = (
         | _PLAIN_MLP
         | {
             "norm_eps": number("layer_norm_epsilon", default=1e-5),
-            "mixer.slopes": slopes("num_attention_heads", "attn_config.alibi_bias_max"),
+            "mixer.slopes": slopes("num_attention_heads", largest="attn_config.alibi_bias_max"),
             "ffn.size": product("expansion_ratio", "hidden_size"),
             "ffn.activation": "gelu",
         },

@@ -7,6 +7,16 @@ of Qwen3.5 in the order in which key heads serve them by turns.
 
 from __future__ import annotations
 
+from ridgeline.model.files.families.fields import (
+    adjusted,
+    choice,
+    const,
+    flag,
+    integer,
+    number,
+    numbered,
+    numbers,
+)
 from ridgeline.model.files.families.gguf import ROUTERS
 from ridgeline.model.files.families.hf_names import (
     BIASES,
@@ -22,17 +32,7 @@ from ridgeline.model.files.families.hf_names import (
     gated,
     numbered_matrices,
 )
-from ridgeline.model.files.families.rows import row
-from ridgeline.model.files.families.table import (
-    adjusted,
-    choice,
-    const,
-    flag,
-    integer,
-    number,
-    numbered,
-    numbers,
-)
+from ridgeline.model.files.families.inherit import row
 
 _SILU = {"ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu")}
 _SQUARED = {"ffn.gated": const(False)} | activation("mlp_hidden_act", default="relu2")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ridgeline.model.files.facts import Facts
-from ridgeline.model.files.families.table import Family
+from ridgeline.model.files.config import ConfigReader
+from ridgeline.model.files.families.family import Family
 from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp
 
 
@@ -23,7 +23,7 @@ class LayerHeads(NamedTuple):
 
 
 def layer_heads(
-    config: Facts, family: Family, kinds: Sequence[str], num_heads: int, sliding: LayerHeads
+    config: ConfigReader, family: Family, kinds: Sequence[str], num_heads: int, sliding: LayerHeads
 ) -> dict[str, LayerHeads]:
     """Return the heads of each kind of layer, of which ``sliding`` are those of sliding ones.
 
@@ -45,14 +45,14 @@ def layer_heads(
     return by_kind
 
 
-def check_sharing(config: Facts, num_heads: int, kv_heads: Sequence[int]) -> None:
+def check_sharing(config: ConfigReader, num_heads: int, kv_heads: Sequence[int]) -> None:
     """Raise ModelFileError unless heads share key and value heads evenly, where there are some."""
     for number in filter(None, kv_heads):
         if num_heads % number:
             config.fail(f"{num_heads} heads cannot share {number} key and value heads evenly")
 
 
-def _changes_by_kind(config: Facts, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
+def _changes_by_kind(config: ConfigReader, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return what ``per_layer_config`` changes in layers of each kind."""
     per_layer: Any = config.get("per_layer_config")
     known = ("head_dim", "num_key_value_heads")
@@ -71,13 +71,13 @@ def _changes_by_kind(config: Facts, kinds: Sequence[str]) -> dict[str, dict[str,
         if any(changes != of_kind[0] for changes in of_kind):
             config.fail("per_layer_config: layers of one kind differ, which is not supported")
         for changes in of_kind[:1]:
-            of_layer = Facts(changes, f"{config.where}: per_layer_config")
+            of_layer = ConfigReader(changes, f"{config.where}: per_layer_config")
             names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
             by_kind[kind] = {names[key]: of_layer.integer(key) for key in changes}
     return by_kind
 
 
-def with_shared(facts: Facts, key: str, layers: Sequence[Layer]) -> list[Layer]:
+def with_shared(config: ConfigReader, key: str, layers: Sequence[Layer]) -> list[Layer]:
     """Return the layers, of which the last few read keys and values of the last one of their kind.
 
     ``key`` says how many have none of their own (Brandon et al., 2024).
@@ -85,15 +85,15 @@ def with_shared(facts: Facts, key: str, layers: Sequence[Layer]) -> list[Layer]:
     Raises:
         ModelFileError: it is out of range, or a layer finds none of its kind before.
     """
-    shared, new_layers = facts.integer(key, 0, low=0), list(layers)
+    shared, new_layers = config.integer(key, 0, low=0), list(layers)
     first = len(layers) - shared
     for i in range(max(first, 0), len(layers)):
         mixer = layers[i].mixer
         if isinstance(mixer, Attention):
             alike = [j for j, layer in enumerate(layers[: max(first, 0)]) if layer.mixer == mixer]
             if not alike:
-                facts.fail(
-                    f"{facts.name(key)} is {shared}: layer {i} finds no layer of its kind that "
+                config.fail(
+                    f"{config.name(key)} is {shared}: layer {i} finds no layer of its kind that "
                     f"has keys and values"
                 )
             new_layers[i] = replace(layers[i], mixer=replace(mixer, kv_of=alike[-1]))
@@ -110,7 +110,7 @@ def widened(layer: Layer, size: int) -> Layer:
     return replace(layer, ffn=replace(ffn, beside=replace(ffn.beside, size=size)))
 
 
-def dense_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
+def dense_layers(config: ConfigReader, family: Family, num_layers: int) -> list[bool]:
     """Return which layers of a model with experts have a dense network instead.
 
     Raises:
@@ -118,38 +118,38 @@ def dense_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
     """
     if not family.dense_layers:
         return [False] * num_layers
-    types = facts.get("mlp_layer_types")  # newer files of GLM
+    types = config.get("mlp_layer_types")  # newer files of GLM
     if types is not None:
-        facts.get(family.dense_layers)  # says the same
+        config.get(family.dense_layers)  # says the same
         if (
             type(types) is not list
             or len(types) != num_layers
             or any(name not in ("dense", "sparse") for name in types)
         ):
-            facts.fail("mlp_layer_types must name 'dense' or 'sparse' for each of the layers")
+            config.fail("mlp_layer_types must name 'dense' or 'sparse' for each of the layers")
         return [name == "dense" for name in types]
-    sparse = facts.get("moe_layers") if family.experts_every else None  # of Llama 4
+    sparse = config.get("moe_layers") if family.experts_every else None  # of Llama 4
     if sparse is not None:
-        facts.get(family.experts_every)  # says the same
+        config.get(family.experts_every)  # says the same
         if type(sparse) is not list or any(i not in range(num_layers) for i in sparse):
-            facts.fail("moe_layers must be a list of numbers of layers")
+            config.fail("moe_layers must be a list of numbers of layers")
         return [i not in sparse for i in range(num_layers)]
     if family.experts_every:
-        numbers, every = facts.get(family.dense_layers), facts.integer(family.experts_every, 1)
+        numbers, every = config.get(family.dense_layers), config.integer(family.experts_every, 1)
         numbers = [] if numbers is None else numbers
         if type(numbers) is not list or any(i not in range(num_layers) for i in numbers):
-            facts.fail(
+            config.fail(
                 f"{family.dense_layers} must be a list of numbers of layers, each less than "
                 f"num_hidden_layers, which is {num_layers}"
             )
-        place = facts.integer("expert_layer_offset", every - 1, low=0)  # of Jamba
+        place = config.integer("expert_layer_offset", every - 1, low=0)  # of Jamba
         return [i in numbers or i % every != place for i in range(num_layers)]
-    last = facts.get("moe_layer_end_index")  # of ERNIE
+    last = config.get("moe_layer_end_index")  # of ERNIE
     if last not in (None, -1, num_layers - 1):
-        facts.fail(
+        config.fail(
             f"moe_layer_end_index is {last!r}: dense networks behind experts are not supported"
         )
-    count = facts.integer(family.dense_layers, 0, low=0)
+    count = config.integer(family.dense_layers, 0, low=0)
     if count > num_layers:
-        facts.fail(f"{facts.name(family.dense_layers)} is {count}, of {num_layers} layers")
+        config.fail(f"{config.name(family.dense_layers)} is {count}, of {num_layers} layers")
     return [i < count for i in range(num_layers)]

@@ -18,7 +18,7 @@ _MAX_NUMBER = 1e15
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ConfigReader:
     """A mapping of strangers' values with typed access.
 
     A key that is absent or null gives the default; without a default it is an error.

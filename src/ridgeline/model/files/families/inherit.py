@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ridgeline.model.files.families.gguf as gguf
-from ridgeline.model.files.families.table import FactReader, Family, const
+from ridgeline.model.files.families.family import Family
+from ridgeline.model.files.families.fields import FieldReader, const
 
 Changes = Mapping[str, Any]
 _NAMES = ("outer", "layer", "instead")
@@ -160,7 +161,7 @@ def _settled(fields: Changes) -> dict[str, Any]:
         if isinstance(value, Mapping):
             settled[name] = {key: one for key, one in value.items() if one is not None}
     facts = settled["facts"].items()
-    return settled | {"facts": {k: v if isinstance(v, FactReader) else const(v) for k, v in facts}}
+    return settled | {"facts": {k: v if isinstance(v, FieldReader) else const(v) for k, v in facts}}
 
 
 def _spelt(names: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -201,7 +202,7 @@ def _half_of_gguf(fields: Changes) -> dict[str, Any]:
     return half
 
 
-def _facts_in_gguf(fields: Changes) -> dict[str, FactReader]:
+def _facts_in_gguf(fields: Changes) -> dict[str, FieldReader]:
     """Return the readers of a family's facts: by a key of GGUF, or what is so of all its models.
 
     These files name no activation, and the like: it is the default. Attention has the biases that
@@ -214,12 +215,12 @@ def _facts_in_gguf(fields: Changes) -> dict[str, FactReader]:
     for name, reader in fields["facts"].items():
         if name.startswith("dense.") and not _first_are_dense(fields):
             continue
-        if reader.how == "const":
+        if reader.kind == "const":
             facts[name] = reader
         elif name in known:
             facts[name] = known[name]
-        elif reader.how == "choice" and reader.default is not None:
-            facts[name] = const(reader.argument[reader.default])
+        elif reader.kind == "choice" and "default" in reader.options:
+            facts[name] = const(reader.options["among"][reader.options["default"]])
     return facts
 
 

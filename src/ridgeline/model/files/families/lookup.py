@@ -8,25 +8,26 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
+from ridgeline.model.files.families.family import Family
+from ridgeline.model.files.families.fields import const, flag
 from ridgeline.model.files.families.hf_names import HARMLESS
-from ridgeline.model.files.families.nearest import advice
-from ridgeline.model.files.families.rows import tables_of
-from ridgeline.model.files.families.table import Family, const, flag
+from ridgeline.model.files.families.inherit import tables_of
+from ridgeline.model.files.families.suggestions import advice
 from ridgeline.model.files.families.tables import (
-    counted,
     decoders,
     encoders,
     experts,
     gemma,
     layer_norm,
+    plan_only,
     recurrent,
 )
 from ridgeline.model.files.tensors import Tensor
 
 TABLES = tables_of((
     *decoders.ROWS, *gemma.ROWS, *layer_norm.ROWS, *experts.ROWS, *recurrent.ROWS, *encoders.ROWS,
-    *counted.ROWS,
+    *plan_only.ROWS,
 ))  # fmt: skip
 HF_FAMILIES, GGUF_FAMILIES = TABLES.hf, TABLES.gguf
 _COUNTED = HF_FAMILIES | TABLES.counted
@@ -142,10 +143,10 @@ def in_usual_names(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 def family_of_gguf(
     metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
-) -> tuple[Facts, Family]:
+) -> tuple[ConfigReader, Family]:
     """Return what a GGUF file says, and its family. Raises ModelFileError if none has its name."""
-    name = Facts(metadata, where).text("general.architecture")
-    meta = Facts(metadata, where, prefix=f"{name}.", tensors=raw.keys())
+    name = ConfigReader(metadata, where).text("general.architecture")
+    meta = ConfigReader(metadata, where, prefix=f"{name}.", tensors=raw.keys())
     if name not in GGUF_FAMILIES:
         refuse_unknown(meta, name, GGUF_FAMILIES)
     family = GGUF_FAMILIES[name]
@@ -157,7 +158,7 @@ def family_of_gguf(
     return replace(meta, values={**unsaid, **metadata, **known}), family
 
 
-def _one_number(meta: Facts, key: str) -> Any:
+def _one_number(meta: ConfigReader, key: str) -> Any:
     """Return a value, and of a list of equal numbers for all layers the number."""
     stored = meta.values.get(meta.prefix + key)
     if not isinstance(stored, np.ndarray | list):
@@ -189,7 +190,7 @@ CHANGING_IN_GGUF = _keys_of(GGUF_FAMILIES.values())
 
 
 def refuse_unknown(
-    facts: Facts, name: Any, families: Mapping[str, Family], *, own_code: bool = False
+    config: ConfigReader, name: Any, families: Mapping[str, Family], *, own_code: bool = False
 ) -> NoReturn:
     """Raise ModelFileError: say what runs in its place, and where all that runs is listed.
 
@@ -201,4 +202,4 @@ def refuse_unknown(
     known = (key for key in families if " " not in key)
     if type(name) is str and (words := advice(name, known)):
         problem += f": {words}"
-    facts.fail(f"{problem}; ridgeline models --families lists what runs")
+    config.fail(f"{problem}; ridgeline models --families lists what runs")

@@ -5,9 +5,9 @@ A row says what changes a size. What runs in the place of such a family stands i
 
 from __future__ import annotations
 
+from ridgeline.model.files.families.fields import count, either, flag, integer, rank, total
 from ridgeline.model.files.families.hf_names import BIASES, HEADS_OF_128, MLP_BIAS, TIED
-from ridgeline.model.files.families.rows import row
-from ridgeline.model.files.families.table import count, either, flag, integer, rank, total
+from ridgeline.model.files.families.inherit import row
 
 _SPARSE = {
     "ffn.num": integer("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),

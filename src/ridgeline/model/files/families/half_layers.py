@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ridgeline.model.files.facts import Facts
-from ridgeline.model.files.families.table import Family
+from ridgeline.model.files.config import ConfigReader
+from ridgeline.model.files.families.family import Family
 from ridgeline.model.shape.model import ModelArch
 
 _LETTERS = {"M": "recurrent", "*": "full", "-": "dense", "E": "experts"}
@@ -28,7 +28,7 @@ class Halves(NamedTuple):
     network: str = ""
 
 
-def halves_of_config(config: Facts) -> list[Halves]:
+def halves_of_config(config: ConfigReader) -> list[Halves]:
     """Return the layers that a config names by halves. Raises ModelFileError if they are none."""
     key = "layers_block_type"
     names: Any = config.get(key)
@@ -45,18 +45,18 @@ def halves_of_config(config: Facts) -> list[Halves]:
     return _joined(config, key, [known[name] for name in names])
 
 
-def _joined(facts: Facts, key: str, names: Sequence[str]) -> list[Halves]:
+def _joined(config: ConfigReader, key: str, names: Sequence[str]) -> list[Halves]:
     """Return the layers of halves. Raises ModelFileError where one has no mixer before it."""
     layers: list[Halves] = []
     for i, name in enumerate(names):
         if name in _MIXERS:
             layers.append(Halves(name))
         elif not layers or layers[-1].network:
-            facts.fail(f"{facts.name(key)}: layer {i} has no mixer before it: not supported")
+            config.fail(f"{config.name(key)}: layer {i} has no mixer before it: not supported")
         else:
             layers[-1] = Halves(layers[-1].mixer, name)
     if not any(layer.mixer == "full" for layer in layers):
-        facts.fail(f"{facts.name(key)} has no layer with attention, which is not supported")
+        config.fail(f"{config.name(key)} has no layer with attention, which is not supported")
     return layers
 
 

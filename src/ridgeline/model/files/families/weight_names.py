@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
+from ridgeline.model.files.families.family import Family
+from ridgeline.model.files.families.half_layers import number_in_file
 from ridgeline.model.files.families.head_order import expert_halves, row_order
-from ridgeline.model.files.families.split_layers import number_in_file
-from ridgeline.model.files.families.table import Family
 from ridgeline.model.files.rope.tables import log
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Attention, ModelArch
@@ -31,15 +31,19 @@ _BEFORE = "../"  # begins what stands in the layer before
 
 
 def bind(
-    facts: Facts, arch: ModelArch, raw: Mapping[str, Tensor], family: Family, ignored: Set[str]
+    config: ConfigReader,
+    arch: ModelArch,
+    raw: Mapping[str, Tensor],
+    family: Family,
+    ignored: Set[str],
 ) -> dict[str, Tensor]:
     """Return the canonical tensors, shapes checked; refuse what is missing or left over."""
     shapes = arch.matrix_shapes()
-    has_one_type = facts.values.get("tokenizer.ggml.token_type_count") == 1  # so of DistilBERT
+    has_one_type = config.values.get("tokenizer.ggml.token_type_count") == 1  # so of DistilBERT
     if "types" in family.outer and (family.outer["types"] in raw or not has_one_type):
-        raw = _with_types(facts, raw, family)
+        raw = _with_types(config, raw, family)
     if "embed_norm" in family.outer:
-        raw = _with_normed_rows(facts, arch, raw, family)
+        raw = _with_normed_rows(config, arch, raw, family)
     raw = _with_turned_keys(arch, raw, family)
     if family.plain_norms or family.plain_head_norms:
         raw = _with_plain_norms(arch, raw, family)
@@ -48,7 +52,7 @@ def bind(
     for in_file, parts in names_in_file(arch, family, raw).items():
         num_rows = sum(shapes[part][0] for part in parts)
         wanted = (num_rows, *shapes[parts[0]][1:])
-        tensor, names = _found(facts, raw, in_file, wanted, family)
+        tensor, names = _found(config, raw, in_file, wanted, family)
         used.update(names)
         if halves := expert_halves(arch, family, parts, tensor):
             tensors |= zip(parts, halves, strict=True)
@@ -65,12 +69,12 @@ def bind(
 
     left_over = sorted(raw.keys() - used - ignored)
     if left_over:
-        facts.fail(f"tensor {left_over[0]!r} is not part of this architecture as supported")
+        config.fail(f"tensor {left_over[0]!r} is not part of this architecture as supported")
     if family.interleaved:
         _rotate_halves(arch, tensors)
     for name in tensors if family.decays else ():
         if name.endswith(".a_log"):
-            tensors[name] = _logarithm(facts, tensors[name])
+            tensors[name] = _logarithm(config, tensors[name])
     if family.norm_offset:
         for name in tensors:
             if name.endswith("norm"):
@@ -102,7 +106,9 @@ def names_in_file(arch: ModelArch, family: Family, raw: Container[str]) -> dict[
     return stacked
 
 
-def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+def _with_types(
+    config: ConfigReader, raw: Mapping[str, Tensor], family: Family
+) -> dict[str, Tensor]:
     """Return the tensors with positions for each segment of a text, one below the other.
 
     What a type of tokens adds is added to them: the tokens of a segment are all of one type.
@@ -112,10 +118,10 @@ def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict
     names = [family.outer[name] for name in (added_to, "types")]
     for name in names:
         if name not in raw:
-            facts.fail(f"tensor {name!r} is missing")
+            config.fail(f"tensor {name!r} is missing")
     positions, types = (np.atleast_2d(raw[name].to_f32()) for name in names)
     if len(types) < family.num_segments or types.shape[1:] != positions.shape[1:]:
-        facts.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
+        config.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
     values = np.concatenate([positions + row for row in types[: family.num_segments]])
     made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
     return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
@@ -168,16 +174,16 @@ def _turned(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 def _with_normed_rows(
-    facts: Facts, arch: ModelArch, raw: Mapping[str, Tensor], family: Family
+    config: ConfigReader, arch: ModelArch, raw: Mapping[str, Tensor], family: Family
 ) -> dict[str, Tensor]:
     """Return the tensors with an embedding whose rows are normed: each is what its token adds."""
     names = [family.outer[name] for name in ("embed", "embed_norm")]
     for name in names:
         if name not in raw:
-            facts.fail(f"tensor {name!r} is missing")
+            config.fail(f"tensor {name!r} is missing")
     rows, weight = (raw[name].to_f32() for name in names)
     if rows.shape[1:] != weight.shape:
-        facts.fail(f"tensor {names[1]!r} has shape {weight.shape}, wanted {rows.shape[1:]}")
+        config.fail(f"tensor {names[1]!r} has shape {weight.shape}, wanted {rows.shape[1:]}")
     centred = rows - rows.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
     squares = np.square(centred, dtype=np.float64).mean(axis=1, keepdims=True)
     values = (centred / np.sqrt(squares + arch.norm_eps) * weight).astype(np.float32)
@@ -186,7 +192,7 @@ def _with_normed_rows(
 
 
 def _found(
-    facts: Facts,
+    config: ConfigReader,
     raw: Mapping[str, Tensor],
     in_file: str,
     wanted: tuple[int, ...],
@@ -201,7 +207,7 @@ def _found(
         names = [f"{begin}{e}{end}" for e in range(count)] or [f"{begin}0{end}"]
     for name in names:
         if name not in raw:
-            facts.fail(f"tensor {name!r} of shape {wanted} is missing")
+            config.fail(f"tensor {name!r} of shape {wanted} is missing")
     parts = [raw[name] for name in names]
     tensor = parts[0]
     # A quantised matrix has its outputs first, as usual.
@@ -217,7 +223,7 @@ def _found(
     elif wanted == (1, *tensor.shape):
         tensor = replace(tensor, shape=wanted)
     if tensor.shape != wanted:
-        facts.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
+        config.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
     return tensor, names
 
 
@@ -268,11 +274,11 @@ def _transposed(matrix: Tensor) -> Tensor:
     return Tensor(matrix.name, "F32", values.shape, values.view(np.uint8))
 
 
-def _logarithm(facts: Facts, decay: Tensor) -> Tensor:
+def _logarithm(config: ConfigReader, decay: Tensor) -> Tensor:
     """Return the "a_log" that minus the exponential of is a tensor."""
     values = decay.to_f32()
     if not (values < 0).all():  # also where one is no number
-        facts.fail(f"tensor {decay.name!r} has values that are not below 0: states would grow")
+        config.fail(f"tensor {decay.name!r} has values that are not below 0: states would grow")
     logs = np.array([log(-float(value)) for value in values], np.float32)
     return Tensor(decay.name, "F32", logs.shape, logs.reshape(-1, 1).view(np.uint8))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.config import ConfigReader
 
 _MOST_NAMES = 20  # of keys, in a line
 # Words in the names of keys that change what a model computes, in all families that are known.
@@ -43,27 +43,27 @@ def unsaid(note: str) -> None:
     """Pass a note over, where nobody reads them."""
 
 
-def refuse(facts: Facts, keys: tuple[str, ...]) -> None:
+def forbid(config: ConfigReader, keys: tuple[str, ...]) -> None:
     """Refuse keys that are set. Raises ModelFileError that names the first."""
     for key in keys:
-        value = facts.get(key)
+        value = config.get(key)
         if isinstance(value, np.ndarray) or value:  # an array has no truth value of its own
-            facts.fail(f"{facts.prefix}{key} is set, which is not supported")
+            config.fail(f"{config.prefix}{key} is set, which is not supported")
 
 
-def insist(facts: Facts, must: Mapping[str, Any]) -> None:
+def require(config: ConfigReader, must: Mapping[str, Any]) -> None:
     """Refuse another value of a key than the only one that is supported."""
     for key, value in must.items():
-        is_off = value is True and facts.is_null(key)  # as transformers reads null
-        if is_off or facts.get(key) not in (None, value):
-            facts.fail(
-                f"{facts.prefix}{key} is {facts.get(key)!r}, which is not supported; "
+        is_off = value is True and config.is_null(key)  # as transformers reads null
+        if is_off or config.get(key) not in (None, value):
+            config.fail(
+                f"{config.prefix}{key} is {config.get(key)!r}, which is not supported; "
                 f"supported: {value}"
             )
 
 
-def all_understood(
-    facts: Facts, harmless: Set[str], changing: Set[str], note: Callable[[str], None]
+def refuse_unread_keys(
+    config: ConfigReader, harmless: Set[str], changing: Set[str], note: Callable[[str], None]
 ) -> None:
     """Refuse a key that was not read and that changes what the model computes, by all we know.
 
@@ -71,20 +71,20 @@ def all_understood(
     other is taken; ``note`` is told their names in a line.
 
     Args:
-        facts: of which those keys count that have its prefix.
+        config: of which those keys count that have its prefix.
         harmless: keys that change nothing, whatever they are called.
         changing: keys by which some family goes.
         note: is told of keys that are in neither.
     """
     taken = []
-    for key, value in facts.values.items():
-        name = key.removeprefix(facts.prefix)
-        if not key.startswith(facts.prefix) or key in facts.seen or name in harmless:
+    for key, value in config.values.items():
+        name = key.removeprefix(config.prefix)
+        if not key.startswith(config.prefix) or key in config.seen or name in harmless:
             continue
         if _is_neutral(name, value):
             continue
         if name in changing or _sounds_like_computation(name):
-            facts.fail(
+            config.fail(
                 f"{key} is {reprlib.repr(value)}, which is not supported: by its name it changes "
                 f"what the model computes; if this model was made without it, take that key out"
             )
