@@ -18,12 +18,17 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from safetensors.numpy import save_file
+
 import ridgeline
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.engine.setup.home import stores
+from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.identity.digests import FileDigests
 from ridgeline.planner.memory.model_spec import read_model_spec
+from tests.model.files.tiny import CONFIG as TINY
+from tests.model.files.tiny import hf_weights
 from tests.tiny import PLAIN, checkpoint
 
 PACKAGE = Path(ridgeline.__file__).parent
@@ -78,6 +83,13 @@ def _plan() -> list[str]:
     return walk(lambda: read_model_spec(config, here))
 
 
+def _directory(folder: Path) -> list[str]:
+    (folder / "config.json").write_text(json.dumps(TINY))
+    (folder / "tokenizer.json").write_text('{"model": {}}')
+    save_file(hf_weights(TINY), folder / "model.safetensors")
+    return walk(lambda: load_checkpoint(folder))
+
+
 def _weights(cache: Path | None) -> list[str]:
     model, sizes = checkpoint(PLAIN), model_sizes(PLAIN, "int8", "int8")
     if cache is not None:
@@ -94,6 +106,7 @@ def rows() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         for name, files in (
             ("a config to a plan's shape, from `read_model_spec`", _plan()),
+            ("a directory to tensors, from `load_checkpoint`", _directory(Path(folder))),
             ("weights to kernels, from `load_weights`", _weights(None)),
             ("the same by way of a file of packed weights", _weights(Path(folder))),
         ):

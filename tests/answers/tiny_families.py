@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models
 
 from ridgeline.model.files.families import Family, arch_from_config, family_of
-from ridgeline.model.files.families.half_layers import number_in_file
+from ridgeline.model.files.families.weight_names import number_in_file
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Experts, ModelArch
 from tests.parity.tiny_configs import CONFIGS, NEWER, SIZES, VOCAB

@@ -17,7 +17,7 @@ from ridgeline.model.files.families import (
     model_from_config,
 )
 from ridgeline.model.files.families.gguf_config import config_of_gguf
-from ridgeline.model.files.families.layer_configs import layers_from_config
+from ridgeline.model.files.families.layers import arch_of
 from ridgeline.model.files.families.suggestions import NEAREST
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.shape.model import Attention, Experts, Layer, ModelArch
@@ -58,8 +58,8 @@ def layers_of_gguf(values: dict[str, Any], arch: str) -> tuple[Layer, ...]:
     """The layers of a file, of whose tensors only the embedding is there."""
     meta, family = ConfigReader(values, "x", prefix=f"{arch}."), GGUF_FAMILIES[arch]
     embedding = as_tensors({"token_embd.weight": np.zeros((40, 32), np.float32)})
-    config, facts, _ = config_of_gguf(meta, family, embedding)
-    return layers_from_config(config, family, family.read(facts))[0]
+    config, facts, known = config_of_gguf(meta, family, embedding)
+    return arch_of(config, family, family.read(facts), embedding, **known).layers
 
 
 def test_llama_of_hugging_face() -> None:

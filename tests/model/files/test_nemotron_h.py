@@ -10,7 +10,7 @@ from ridgeline.model.cost import costs
 from ridgeline.model.cost.shapes import weight_params
 from ridgeline.model.files.counting import shape_of_config
 from ridgeline.model.files.families import HF_FAMILIES, arch_from_config, family_of
-from ridgeline.model.files.families.half_layers import number_in_file
+from ridgeline.model.files.families.weight_names import number_in_file
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.shape.model import Experts, Mlp
 from tests.model.files.test_published import CONFIGS

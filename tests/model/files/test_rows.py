@@ -63,7 +63,7 @@ def test_changes_are_added_and_none_or_a_minus_takes_away() -> None:
     )
     assert in_hf.refuse == ("two", "three")
     assert in_hf.must == {"other": 1, "new": 2}
-    assert "layer.norms" not in in_hf.facts | in_gguf.facts
+    assert "layer.norms" not in {*in_hf.facts, *in_gguf.facts}
     assert in_hf.facts["norm_bias"] == const(True)
     assert (in_hf.windows, in_gguf.windows, in_gguf.default_window) == ("all", "all", 0)
     assert "mixer.sinks" not in in_gguf.facts

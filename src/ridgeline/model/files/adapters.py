@@ -29,8 +29,7 @@ from ridgeline.model.files.families import (
     Family,
     halves_order,
 )
-from ridgeline.model.files.families.half_layers import number_in_file
-from ridgeline.model.files.families.head_order import row_order
+from ridgeline.model.files.families.weight_names import number_in_file, row_order
 from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.model.files.safetensors_dir import map_safetensors
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor

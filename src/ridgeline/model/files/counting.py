@@ -17,19 +17,22 @@ from typing import Any
 from ridgeline.model.cost.layers import shape_of_arch
 from ridgeline.model.cost.shapes import Matrix, ModelShape
 from ridgeline.model.files.config import ConfigReader
-from ridgeline.model.files.families import arch_of
+from ridgeline.model.files.families import arch_of, in_usual_names
 from ridgeline.model.files.families.family import Family
 from ridgeline.model.files.families.fields import const
 from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.model.files.families.gguf_config import config_of_gguf
 from ridgeline.model.files.families.hf_names import HARMLESS, ONLY
-from ridgeline.model.files.families.layer_configs import GUESSING, NO_LIMIT
+from ridgeline.model.files.families.layers import GUESSING, NO_LIMIT
 from ridgeline.model.files.families.lookup import (
+    COUNTED,
     GGUF_FAMILIES,
     TABLES,
     architecture,
-    config_to_count,
+    class_of_type,
+    family_of,
     family_of_gguf,
+    first_class,
 )
 from ridgeline.model.files.families.tables.plan_only import HAS_GATES
 from ridgeline.model.files.families.unread_keys import require
@@ -115,7 +118,7 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
             ConfigReader(values, where).fail(
                 f"{half} does not say the model's sizes: give the config of the text model"
             )
-    values, family, is_known = config_to_count(values, whole)
+    values, family, is_known = _config_to_count(values, whole)
     said = values.get("model_type") or architecture(whole) or "unknown"
     if type(said) is not str:
         ConfigReader(values, where).fail(f"model_type is {reprlib.repr(said)}, not a string")
@@ -139,6 +142,22 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
         towers=tuple(key for key in _TOWERS if values.get(key)),
         assumptions=(*assumptions, *shape.assumptions),
     )
+
+
+def _config_to_count(
+    values: Mapping[str, Any], whole: Mapping[str, Any]
+) -> tuple[dict[str, Any], Family, bool]:
+    """Return a model's config in usual names, its family, which need not run, and if it is known.
+
+    A family goes by the model's class, else by its model type. One that is not known is taken for
+    a Llama. ``values`` are those of the text half of a ``whole`` config; else both are the same.
+    """
+    names = (first_class(whole), first_class(values), class_of_type(values), class_of_type(whole))
+    rows = (family_of({**values, "architectures": [name]}, COUNTED) for name in names if name)
+    found = next((row for row in rows if row is not None), None)
+    family = found or family_of({**values, "architectures": ["unknown"]}, COUNTED)
+    assert family is not None
+    return in_usual_names(values, family), family, found is not None
 
 
 def _has_gates(values: Mapping[str, Any], name: str, where: str) -> bool:

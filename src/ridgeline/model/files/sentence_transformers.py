@@ -113,30 +113,6 @@ def _dense(content: bytes | None, where: Path, folder: str) -> DenseStep:
     return DenseStep(folder, _SQUASHES[name])
 
 
-def ids_between(tokenizer: dict[str, Any]) -> tuple[int, ...]:
-    """Return the ids that a tokenizer.json's post-processor puts between the texts of a pair.
-
-    None where it does not say, or cannot be read.
-    """
-    step = tokenizer.get("post_processor")
-    steps = step.get("processors", [step]) if type(step) is dict else []
-    ids: list[Any] = []
-    try:
-        for step in steps:
-            if step["type"] == "BertProcessing":
-                ids = [step["sep"][1]]
-            elif step["type"] == "RobertaProcessing":
-                ids = [step["sep"][1]] * 2
-            elif step["type"] == "TemplateProcessing":
-                parts = step["pair"]
-                first, second = (i for i, part in enumerate(parts) if "Sequence" in part)
-                names = [part["SpecialToken"]["id"] for part in parts[first + 1 : second]]
-                ids = [number for name in names for number in step["special_tokens"][name]["ids"]]
-    except (KeyError, IndexError, TypeError, ValueError):
-        return ()
-    return tuple(ids) if all(type(number) is int for number in ids) else ()
-
-
 def _object(content: bytes | None, where: Path) -> dict[str, Any]:
     if content is None:
         raise ModelFileError(f"{where}: modules.json names it, but it is missing")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +19,25 @@ from ridgeline.model.files.tensors import ModelFileError, naming, refuse_pointer
 MAX_JSON_BYTES = 16 << 20
 
 
+@dataclass(frozen=True)
 class Folder:
     """A directory whose files are found by name and never outside of it.
 
     Attributes:
+        path: of the directory.
         found: where the files are that were asked for and are there, by name.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.found: dict[str, Path] = {}
-        self._root = Path(os.path.realpath(path))
+    path: Path
+    found: dict[str, Path] = field(default_factory=dict)
+
+    @cached_property
+    def _root(self) -> Path:
+        root = Path(os.path.realpath(self.path))
         # A snapshot in the hub's cache consists of links into its sibling "blobs".
-        repository = self._root.parent.parent
-        if self._root.parent.name == "snapshots" and repository.name.startswith("models--"):
-            self._root = repository
+        repository = root.parent.parent
+        is_snapshot = root.parent.name == "snapshots" and repository.name.startswith("models--")
+        return repository if is_snapshot else root
 
     def find(self, name: str) -> Path | None:
         """Return where the file called ``name`` really is, None when there is none."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from ridgeline.model.files import RECOMMENDED
 from ridgeline.model.files.directory.folder import Folder
-from ridgeline.model.files.sentence_transformers import ids_between
 from ridgeline.model.files.tensors import ModelFileError
 
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published tokenizer.json has half of this
@@ -83,7 +82,7 @@ def text_facts(folder: Folder, config: Mapping[str, Any], vocab_size: int) -> Te
         bos_id=bos_ids[0] if bos_ids else None,
         begin_ids=tuple(begin_ids),
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
-        between_ids=ids_between(tokenizer),
+        between_ids=_ids_between(tokenizer),
         chat_template=chat_template,
         tool_template=tool_template,
         sampling=_sampling(generation, folder.path),
@@ -222,3 +221,27 @@ def _sampling(generation: Mapping[str, Any], path: Path) -> dict[str, float | in
                 f"{path}: {key} in generation_config.json is {value!r:.80}, not a number"
             )
     return defaults
+
+
+def _ids_between(tokenizer: dict[str, Any]) -> tuple[int, ...]:
+    """Return the ids that a tokenizer.json's post-processor puts between the texts of a pair.
+
+    None where it does not say, or cannot be read.
+    """
+    step = tokenizer.get("post_processor")
+    steps = step.get("processors", [step]) if type(step) is dict else []
+    ids: list[Any] = []
+    try:
+        for step in steps:
+            if step["type"] == "BertProcessing":
+                ids = [step["sep"][1]]
+            elif step["type"] == "RobertaProcessing":
+                ids = [step["sep"][1]] * 2
+            elif step["type"] == "TemplateProcessing":
+                parts = step["pair"]
+                first, second = (i for i, part in enumerate(parts) if "Sequence" in part)
+                names = [part["SpecialToken"]["id"] for part in parts[first + 1 : second]]
+                ids = [number for name in names for number in step["special_tokens"][name]["ids"]]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return ()
+    return tuple(ids) if all(type(number) is int for number in ids) else ()

@@ -18,16 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.model.files.config import ConfigReader
-from ridgeline.model.files.families.family import Family, Parts
+from ridgeline.model.files.families.family import Family
 from ridgeline.model.files.families.fields import const
 from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.model.files.families.gguf_config import config_of_gguf
 from ridgeline.model.files.families.hf_names import HARMLESS as HARMLESS_IN_HF
 from ridgeline.model.files.families.hf_names import OF_OTHER_HALVES, ONLY
-from ridgeline.model.files.families.layer_configs import (
-    layers_from_config,
-    num_guessing,
-)
+from ridgeline.model.files.families.layers import arch_of
 from ridgeline.model.files.families.lookup import (
     CHANGING_IN_GGUF,
     CHANGING_IN_HF,
@@ -38,12 +35,15 @@ from ridgeline.model.files.families.lookup import (
     architecture,
     family_of,
     family_of_gguf,
-    in_usual_names,
     refuse_unknown,
 )
-from ridgeline.model.files.families.unread_keys import forbid, refuse_unread_keys, require, unsaid
+from ridgeline.model.files.families.unread_keys import (
+    refuse_keys,
+    refuse_unread_keys,
+    require,
+    unsaid,
+)
 from ridgeline.model.files.families.weight_names import bind, halves_order
-from ridgeline.model.files.rope.scaling import refuse_keys_of_others, rope_of_no_layer
 from ridgeline.model.files.tensors import Tensor, same_bytes
 from ridgeline.model.shape.model import ModelArch
 
@@ -60,6 +60,7 @@ __all__ = [
     "family_of",
     "family_of_gguf",
     "halves_order",
+    "in_usual_names",
     "model_from_config",
     "model_from_gguf",
 ]
@@ -76,6 +77,7 @@ _OTHER_HALVES = ("vision_model.", "vision_tower.", "multi_modal_projector.", "mo
                  "model.multi_modal_projector.", "model.visual.", "model.audio_tower.",
                  "model.embed_audio.", "model.embed_vision.")  # fmt: skip
 _KEY = "tie_word_embeddings"
+_OF_ATTENTION = "attn_config"  # MPT has an object of it
 
 
 def model_from_config(
@@ -153,17 +155,25 @@ def arch_from_config(
         values, raw = _text_half(values, where, note), _text_tensors(raw)
     values = {**family.defaults, **in_usual_names(values, family)}
     config = ConfigReader(values, where, tensors=raw.keys())
-    forbid(config, (*family.refuse, "quantization_config"))
-    require(config, family.must)
-    refuse_keys_of_others(config, family.rope_keys)
+    refuse_keys(config, family, "quantization_config")
     arch = arch_of(config, family, family.read(config), raw)
     # What the family reads of parts that this model lacks changes nothing.
     config.seen.update(key for reader in family.facts.values() for key in reader.keys)
     require(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
     refuse_unread_keys(config, HARMLESS_IN_HF | {*family.unused}, CHANGING_IN_HF, note)
-    if line := rope_of_no_layer(config):
-        note(line)
     return arch
+
+
+def in_usual_names(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return a config without the family's own names of keys, and without MPT's inner object.
+
+    What that object says of attention stands under longer names.
+    """
+    if type(of_attention := values.get(_OF_ATTENTION)) is dict:
+        said = {key: of_attention[key] for key in of_attention if key not in HARMLESS_IN_HF}
+        inner = {f"{_OF_ATTENTION}.{key}": value for key, value in said.items()}
+        values = {**values, **inner, _OF_ATTENTION: None}
+    return {family.aliases.get(key, key): value for key, value in values.items()}
 
 
 def model_from_gguf(
@@ -181,8 +191,7 @@ def model_from_gguf(
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
     meta, family = family_of_gguf(metadata, raw, where)
-    forbid(meta, family.refuse)
-    require(meta, family.must)
+    refuse_keys(meta, family)
     config, facts, known = config_of_gguf(meta, family, raw)
     arch = arch_of(config, family, family.read(facts), raw, **known)
     require(meta, {"attention.causal": not arch.is_encoder})
@@ -235,42 +244,6 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 name = "model." + name.removeprefix(prefix)
         tensors[name.removeprefix("language_model.")] = tensor
     return tensors
-
-
-def arch_of(
-    config: ConfigReader, family: Family, parts: Parts, raw: Mapping[str, Tensor], **known: Any
-) -> ModelArch:
-    """Return the model that a config describes, with the facts that its family reads.
-
-    ``known`` is what is known of the model without either.
-
-    Raises:
-        ModelFileError: something is missing or out of range.
-    """
-    layers, max_position = layers_from_config(config, family, parts)
-    known = {"max_position": max_position, "num_guessing": num_guessing(config)} | known
-    if "positions" in family.outer:
-        in_file = family.outer["positions"]
-        if in_file not in raw:
-            config.fail(f"tensor {in_file!r} is missing")
-        num_rows = raw[in_file].shape[0]
-        known |= {"position_rows": num_rows * family.num_segments}
-        known |= {"num_segments": family.num_segments}
-    fields = parts[""] | known
-    if not fields.get("has_head", True):
-        fields["head_bias"] = False
-    if "positions" in family.outer:
-        longest = num_rows - fields.get("position_offset", 0)
-        fields["max_position"] = min(fields["max_position"], longest)
-    chunk = parts["chunk"].get("size", 0)
-    arch = ModelArch(layers=layers, chunk=chunk, **fields)
-    if "layer.input_size" in family.facts:
-        num_rows = config.get("vocab_size_per_layer_input")
-        if arch.input_size and num_rows not in (None, arch.vocab_size):
-            config.fail(
-                "vocab_size_per_layer_input differs from vocab_size, which is not supported"
-            )
-    return arch
 
 
 def named_by_what_it_has(

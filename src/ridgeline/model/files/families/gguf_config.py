@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ridgeline.model.files.config import ConfigReader, positive
+from ridgeline.model.files.families.attention import check_sharing, kinds_in_turn
 from ridgeline.model.files.families.family import Family
-from ridgeline.model.files.families.layer_configs import NO_LIMIT, count_layers, kinds_in_turn
-from ridgeline.model.files.families.layer_overrides import check_sharing
+from ridgeline.model.files.families.layers import NO_LIMIT, count_layers
 from ridgeline.model.files.rope.scaling import checked_dim, magnitude
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Rope

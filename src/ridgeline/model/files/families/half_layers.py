@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ridgeline.model.files.config import ConfigReader
-from ridgeline.model.files.families.family import Family
-from ridgeline.model.shape.model import ModelArch
 
 _LETTERS = {"M": "recurrent", "*": "full", "-": "dense", "E": "experts"}
 _NAMES = {
@@ -58,13 +56,3 @@ def _joined(config: ConfigReader, key: str, names: Sequence[str]) -> list[Halves
     if not any(layer.mixer == "full" for layer in layers):
         config.fail(f"{config.name(key)} has no layer with attention, which is not supported")
     return layers
-
-
-def number_in_file(arch: ModelArch, family: Family, index: int, part: str) -> int:
-    """Return the number of the layer of a file that has a part of our layer ``index``."""
-    if not family.by_halves:
-        return index
-    layer = arch.layers[index]
-    before = sum(2 if one.ffn.size else 1 for one in arch.layers[:index])
-    is_behind = part == "mlp_norm" or part in layer.ffn.shapes(arch.hidden_size)
-    return before + is_behind

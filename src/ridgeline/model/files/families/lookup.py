@@ -11,7 +11,6 @@ import numpy as np
 from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families.family import Family
 from ridgeline.model.files.families.fields import const, flag
-from ridgeline.model.files.families.hf_names import HARMLESS
 from ridgeline.model.files.families.inherit import tables_of
 from ridgeline.model.files.families.suggestions import advice
 from ridgeline.model.files.families.tables import (
@@ -30,7 +29,7 @@ TABLES = tables_of((
     *plan_only.ROWS,
 ))  # fmt: skip
 HF_FAMILIES, GGUF_FAMILIES = TABLES.hf, TABLES.gguf
-_COUNTED = HF_FAMILIES | TABLES.counted
+COUNTED = HF_FAMILIES | TABLES.counted
 OF_ANSWERS = ("ForCausalLM", "LMHeadModel")
 _OF_ENCODERS = (
     "ForMaskedLM", "ForNextSentencePrediction", "ForPreTraining", "ForQuestionAnswering",
@@ -38,18 +37,18 @@ _OF_ENCODERS = (
 )  # fmt: skip
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _HEADS = "attention.head_count"
-_OF_ATTENTION = "attn_config"  # MPT has an object of it
 
 
 def architecture(values: Mapping[str, Any]) -> Any:
     """Return the first name under a config's ``architectures``, else the class of its type."""
-    named = _named(values)
+    named = first_class(values)
     half = values.get("text_config")
     text = half if type(half) is dict else {}
-    return named or _class_of(values) or _class_of(text) or named
+    return named or class_of_type(values) or class_of_type(text) or named
 
 
-def _named(values: Mapping[str, Any]) -> Any:
+def first_class(values: Mapping[str, Any]) -> Any:
+    """Return the first name under a config's ``architectures``, None if there is none."""
     named = values.get("architectures")
     return named[0] if type(named) is list and named else named or None
 
@@ -109,36 +108,9 @@ def _has_expert_halves(values: Any) -> bool:
     return of_names or (type(by_letter) is str and "E" in by_letter)
 
 
-def config_to_count(
-    values: Mapping[str, Any], whole: Mapping[str, Any]
-) -> tuple[dict[str, Any], Family, bool]:
-    """Return a model's config in usual names, its family, which need not run, and if it is known.
-
-    A family goes by the model's class, else by its model type. One that is not known is taken for
-    a Llama. ``values`` are those of the text half of a ``whole`` config; else both are the same.
-    """
-    names = (_named(whole), _named(values), _class_of(values), _class_of(whole))
-    rows = (family_of({**values, "architectures": [name]}, _COUNTED) for name in names if name)
-    found = next((row for row in rows if row is not None), None)
-    family = found or family_of({**values, "architectures": ["unknown"]}, _COUNTED)
-    assert family is not None
-    return in_usual_names(values, family), family, found is not None
-
-
-def _class_of(values: Mapping[str, Any]) -> str:
+def class_of_type(values: Mapping[str, Any]) -> str:
+    """Return the class of a config's ``model_type``, "" if it is not known."""
     return TABLES.class_of_type.get(str(values.get("model_type")), "")
-
-
-def in_usual_names(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return a config without the family's own names of keys, and without MPT's inner object.
-
-    What that object says of attention stands under longer names.
-    """
-    if type(of_attention := values.get(_OF_ATTENTION)) is dict:
-        said = {key: of_attention[key] for key in of_attention if key not in HARMLESS}
-        inner = {f"{_OF_ATTENTION}.{key}": value for key, value in said.items()}
-        values = {**values, **inner, _OF_ATTENTION: None}
-    return {family.aliases.get(key, key): value for key, value in values.items()}
 
 
 def family_of_gguf(

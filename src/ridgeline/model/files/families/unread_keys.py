@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any
 
 import numpy as np
 
 from ridgeline.model.files.config import ConfigReader
+from ridgeline.model.files.families.family import Family
 
 _MOST_NAMES = 20  # of keys, in a line
 # Words in the names of keys that change what a model computes, in all families that are known.
@@ -38,17 +39,55 @@ _OF_TRAINING = frozenset((
     "loss", "pdrop",
 ))  # fmt: skip
 
+# Of a rope: what only some architectures go by: transformers passes over it in others' configs.
+_OF_SOME = ("alpha", "llama_4_scaling_beta", "partial_rotary_factor")
+_OF_KINDS = ("full_attention", "sliding_attention")
+
 
 def unsaid(note: str) -> None:
     """Pass a note over, where nobody reads them."""
 
 
-def forbid(config: ConfigReader, keys: tuple[str, ...]) -> None:
-    """Refuse keys that are set. Raises ModelFileError that names the first."""
-    for key in keys:
+def refuse_keys(config: ConfigReader, family: Family, *more: str) -> None:
+    """Refuse keys that are set, of the family's or some more, and values that are not supported.
+
+    Raises ModelFileError that names the first.
+    """
+    for key in (*family.refuse, *more):
         value = config.get(key)
         if isinstance(value, np.ndarray) or value:  # an array has no truth value of its own
             config.fail(f"{config.prefix}{key} is set, which is not supported")
+    require(config, family.must)
+    _refuse_ropes_of_others(config, family.rope_keys)
+
+
+def _refuse_ropes_of_others(config: ConfigReader, own: Collection[str]) -> None:
+    """Raise ModelFileError for a number of rope that only models of other architectures go by.
+
+    ``own`` has those that this architecture's go by.
+    """
+    objects: list[Mapping[str, Any]] = [config.values]
+    for said in objects:  # grows by what stands within
+        objects += [
+            said[key]
+            for key in ("rope_scaling", "rope_parameters", *_OF_KINDS)
+            if type(said.get(key)) is dict
+        ]
+        # A proportional rope is made of this share, of whatever family the model is.
+        goes_by = {*own, "partial_rotary_factor"} if _is_proportional(said) else own
+        for key in _OF_SOME:
+            if key not in goes_by and said.get(key) not in (None, 1.0):
+                kind = said.get("rope_type")
+                of_rope = f" with rope_type {reprlib.repr(kind)}" if kind else " without rope_type"
+                beside = of_rope if kind or said is not config.values else ""
+                config.fail(
+                    f"{key} is {reprlib.repr(said[key])}, which is not supported{beside}: no model "
+                    f"of this architecture uses it"
+                )
+
+
+def _is_proportional(said: Mapping[str, Any]) -> bool:
+    return said.get("rope_type") == "proportional"
 
 
 def require(config: ConfigReader, must: Mapping[str, Any]) -> None:
@@ -74,7 +113,7 @@ def refuse_unread_keys(
         config: of which those keys count that have its prefix.
         harmless: keys that change nothing, whatever they are called.
         changing: keys by which some family goes.
-        note: is told of keys that are in neither.
+        note: is told of keys that are in neither, and of a rope that serves no layer.
     """
     taken = []
     for key, value in config.values.items():
@@ -93,6 +132,23 @@ def refuse_unread_keys(
         shown = ", ".join(taken[:_MOST_NAMES])
         more = f" and {len(taken) - _MOST_NAMES} more" if len(taken) > _MOST_NAMES else ""
         note(f"keys of which nothing is known are taken to change nothing: {shown}{more}")
+    if line := _rope_of_no_layer(config):
+        note(line)
+
+
+def _rope_of_no_layer(config: ConfigReader) -> str:
+    """Return what to say of a rope beside those of each kind of layer, which serves none; or "".
+
+    transformers 5 saves such a file of OLMo 3 if the one that it read had one rope for all.
+    """
+    stored = config.get("rope_parameters")
+    if type(stored) is not dict or not stored.keys() & {*_OF_KINDS}:
+        return ""
+    beside = sorted(map(str, stored.keys() - {*_OF_KINDS, "rope_theta", "rope_type"}))
+    said = (
+        f"rope_parameters names kinds of layers, so what is beside serves none: {', '.join(beside)}"
+    )
+    return said if beside else ""
 
 
 def _is_neutral(name: str, value: Any) -> bool:

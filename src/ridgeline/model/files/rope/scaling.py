@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -26,54 +26,7 @@ _KEYS = frozenset((
     "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type",
     "short_factor", "short_mscale", "truncate", "type",
 ))  # fmt: skip
-# Of those, what only some architectures go by: transformers passes over it in others' configs.
-_OF_SOME = ("alpha", "llama_4_scaling_beta", "partial_rotary_factor")
 _OF_ROPE = ("attention_factor", "long_divisors", "original_max_position")  # of a GGUF file
-_OF_KINDS = ("full_attention", "sliding_attention")
-
-
-def refuse_keys_of_others(config: ConfigReader, own: Collection[str]) -> None:
-    """Raise ModelFileError for a number of rope that only models of other architectures go by.
-
-    ``own`` has those that this architecture's go by.
-    """
-    objects: list[Mapping[str, Any]] = [config.values]
-    for said in objects:  # grows by what stands within
-        objects += [
-            said[key]
-            for key in ("rope_scaling", "rope_parameters", *_OF_KINDS)
-            if type(said.get(key)) is dict
-        ]
-        # A proportional rope is made of this share, of whatever family the model is.
-        goes_by = {*own, "partial_rotary_factor"} if _is_proportional(said) else own
-        for key in _OF_SOME:
-            if key not in goes_by and said.get(key) not in (None, 1.0):
-                kind = said.get("rope_type")
-                of_rope = f" with rope_type {reprlib.repr(kind)}" if kind else " without rope_type"
-                beside = of_rope if kind or said is not config.values else ""
-                config.fail(
-                    f"{key} is {reprlib.repr(said[key])}, which is not supported{beside}: no model "
-                    f"of this architecture uses it"
-                )
-
-
-def _is_proportional(said: Mapping[str, Any]) -> bool:
-    return said.get("rope_type") == "proportional"
-
-
-def rope_of_no_layer(config: ConfigReader) -> str:
-    """Return what to say of a rope beside those of each kind of layer, which serves none; or "".
-
-    transformers 5 saves such a file of OLMo 3 if the one that it read had one rope for all.
-    """
-    stored = config.get("rope_parameters")
-    if type(stored) is not dict or not stored.keys() & {*_OF_KINDS}:
-        return ""
-    beside = sorted(map(str, stored.keys() - {*_OF_KINDS, "rope_theta", "rope_type"}))
-    said = (
-        f"rope_parameters names kinds of layers, so what is beside serves none: {', '.join(beside)}"
-    )
-    return said if beside else ""
 
 
 def rope_from_config(config: ConfigReader, head_dim: int) -> tuple[Rope, int]:

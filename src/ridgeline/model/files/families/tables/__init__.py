@@ -1,1 +1,1 @@
-"""The families, a row each: see ``rows.row``. Literal tables."""
+"""The families, a row each: see ``inherit.row``. Literal tables."""
