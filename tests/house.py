@@ -23,7 +23,7 @@ WINGS = {
     *("bench.load", "bench.simulate", "core.cache", "core.decoding", "core.decoding.drafts"),
     *("core.scheduling", "engine.kv_disk", "engine.quantise", "engine.setup"),
     *("foresight.routing", "foresight.simulator", "foresight.step_time"),
-    *("model.cost", "model.files", "model.hub", "model.shape"),
+    *("model.cost", "model.files", "model.files.gguf", "model.hub", "model.shape"),
     *("planner.capacity", "planner.memory", "serve.answer", "serve.batch_files"),
     *("serve.batches", "serve.engine", "serve.http", "serve.observe", "serve.tunnel"),
     *("serve.dialects", "serve.dialects.llamacpp", "serve.dialects.ollama"),

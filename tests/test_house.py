@@ -16,13 +16,13 @@ from tests.house import (
 # Each is lowered by the change that reaches less, and never raised.
 BOUNDS = {
     "rooms": 13,
-    "doors": 222,
-    "doors below a top": 12,
+    "doors": 218,
+    "doors below a top": 0,
     "doors at the fullest top": 11,
     "arrows between rooms": 64,
-    "files": 627,
+    "files": 620,
     "files with one importer": 150,
-    "lines in the package": 116_000,
+    "lines in the package": 115_980,
     "parameters of the largest constructor": 12,
     "mentions of trust in the server": 52,
 }

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ridgeline.model.files.config import ConfigReader
-from ridgeline.model.files.rope.scaling import rope_from_config
-from ridgeline.model.files.rope.tables import cos_and_sin, rope_tables
+from ridgeline.model.files.families.rope import rope_from_config
+from ridgeline.model.files.rope_tables import cos_and_sin, rope_tables
 from ridgeline.model.shape.model import Rope
 
 PATH = Path(__file__).resolve().parent.parent / "tests" / "data" / "rope_tables.json"

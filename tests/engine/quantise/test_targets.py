@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ridgeline.engine.quantise.targets import types_of
-from ridgeline.model.cost.formats.gguf_mixes import Mix
+from ridgeline.model.cost.gguf_mixes import Mix
 from ridgeline.model.files.tensors import Tensor
 
 PARTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")

@@ -81,7 +81,7 @@ def test_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "bench/__init__.py",
         "core/commit.py",
         "serve/prepare.py",
-        "model/files/rope/tables.py",
+        "model/files/rope_tables.py",
     ):
         with (tmp_path / name).open("a") as file:
             file.write("# a fix")

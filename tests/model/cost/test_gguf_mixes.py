@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ridgeline.model.cost.format_bytes import FORMATS, format_named, storage_of_dtype
-from ridgeline.model.cost.formats.gguf_mixes import MIXES, Mix
-from ridgeline.model.cost.formats.mixed_modules import mixed_modules
+from ridgeline.model.cost.gguf_mixes import MIXES, Mix, mixed_modules
 from ridgeline.model.cost.shapes import Matrix, ModelShape
 from ridgeline.model.files.counting import shape_of_config
 from tests.model.cost.published import PUBLISHED

@@ -20,7 +20,7 @@ from ridgeline.model.files.families import (
     model_from_config,
     model_from_gguf,
 )
-from ridgeline.model.files.rope.tables import log
+from ridgeline.model.files.rope_tables import log
 from ridgeline.model.files.tensors import ModelFileError, Tensor
 from ridgeline.model.shape.latent import Latent
 from ridgeline.model.shape.model import Attention, Experts, Mlp, ModelArch

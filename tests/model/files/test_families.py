@@ -18,7 +18,7 @@ from ridgeline.model.files.families import (
 )
 from ridgeline.model.files.families.gguf_config import config_of_gguf
 from ridgeline.model.files.families.layers import arch_of
-from ridgeline.model.files.families.suggestions import NEAREST
+from ridgeline.model.files.families.lookup import NEAREST
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.shape.model import Attention, Experts, Layer, ModelArch
 from tests.model.files.test_gguf_modern import in_directory

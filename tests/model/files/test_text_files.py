@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ridgeline.model.files.directory.folder import Folder
-from ridgeline.model.files.directory.text_files import TextFacts, text_facts
+from ridgeline.model.files.folder import Folder
 from ridgeline.model.files.tensors import ModelFileError
+from ridgeline.model.files.text_files import TextFacts, text_facts
 
 DEFAULT, TOOLS = "{{ messages }}", "{{ tools }}"
 NAMED = [{"name": "default", "template": DEFAULT}, {"name": "tool_use", "template": TOOLS}]

@@ -52,7 +52,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.model.files.adapters import AdapterWeights
-from ridgeline.model.files.rope.tables import query_scales, rope_tables
+from ridgeline.model.files.rope_tables import query_scales, rope_tables
 from ridgeline.model.files.tensors import Checkpoint, Tensor
 from ridgeline.model.shape.cache_groups import CacheGroup, one_group, places, spans
 from ridgeline.model.shape.model import Attention, Experts, ModelArch

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from ridgeline.engine.quantise.grids import Form, Whole, fit_symmetric
 from ridgeline.engine.quantise.job import QuantisedFile, QuantiseOptions, Report, Requantiser
 from ridgeline.engine.quantise.source import SourceFile
-from ridgeline.model.files.quantized.parts import packed
 from ridgeline.model.files.tensors import ModelFileError, Tensor, naming
 from ridgeline.system.machine import check_room
 
@@ -96,7 +95,7 @@ def _words(q: Whole, numbers: tuple[NDArray[np.generic], ...]) -> Bytes:
     (scales,) = numbers
     groups, inputs = scales.shape[1], q.shape[1]
     parts: list[NDArray[Any]] = [
-        packed(q, _BITS).T,
+        _packed(q, _BITS).T,
         np.full((groups, len(q) // _PER_WORD), _ZEROS, np.int32),
         scales.T,
         (np.arange(inputs) // (inputs // groups)).astype(np.int32),
@@ -150,3 +149,12 @@ def _parts(name: str, tensor: Tensor, group: int) -> Parts:
         f"{module}.{end}": (dtype, shape, item * math.prod(shape))
         for end, (dtype, shape, item) in shapes.items()
     }
+
+
+def _packed(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
+    """Return the 32-bit words of each row's values."""
+    per_word = 32 // bits
+    shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
+    each = values.astype(np.uint32).reshape(len(values), -1, per_word) << shifts
+    words: NDArray[np.uint32] = np.bitwise_or.reduce(each, axis=2)
+    return words.view(np.int32)

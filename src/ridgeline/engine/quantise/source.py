@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from ridgeline.model.files.adapters import AdapterWeights, Base, read_adapter
 from ridgeline.model.files.checkpoint import eos_ids_of, load_checkpoint
 from ridgeline.model.files.config import ConfigReader
-from ridgeline.model.files.directory.folder import Folder
 from ridgeline.model.files.families import model_from_config, model_from_gguf
 from ridgeline.model.files.gguf.file import stored_keys
 from ridgeline.model.files.gguf.parts import part_paths, read_gguf_parts
 from ridgeline.model.files.gguf.write import stored
 from ridgeline.model.files.lossy import as_gguf, numbered, numbers_of
-from ridgeline.model.files.safetensors_dir import read_weights
+from ridgeline.model.files.safetensors_dir import read_stored
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor
 from ridgeline.text.of_checkpoint import tokenizer_of
 from ridgeline.text.tokenizers.gguf_keys import gguf_vocabulary
@@ -110,8 +109,7 @@ def read_directory(path: Path) -> SourceFile:
         raise ModelFileError(
             f"{path}: a GGUF file; int4-gptq is made of a directory of safetensors"
         )
-    checkpoint, folder = _unquantised(path), Folder(path)
-    config, raw = folder.json("config.json") or {}, read_weights(folder)
+    checkpoint, (config, raw) = _unquantised(path), read_stored(path)
     _, bound = model_from_config(config, _numbered(raw, _OF_DIRECTORIES), str(path))
     places = _places(bound, _OF_DIRECTORIES)
     if not places:

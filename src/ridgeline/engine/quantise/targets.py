@@ -1,7 +1,7 @@
 """What the names of files mean: of which type each tensor of a q4_k_m is, and of the others.
 
 The mixes are llama.cpp's, so that a name promises the same here; their rules are those that plans
-count by (``model.cost.formats.gguf_mixes``). Here stands which tensor has which role in them.
+count by (``model.cost.gguf_mixes``). Here stands which tensor has which role in them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.model.cost.formats.gguf_mixes import MIXES, Mix, Role
-from ridgeline.model.cost.formats.mixed_modules import mix_of
+from ridgeline.model.cost.gguf_mixes import MIXES, Mix, Role, mix_of
 from ridgeline.model.cost.layers import shape_of_arch
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import ModelArch

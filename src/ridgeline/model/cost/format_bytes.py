@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.model.cost.formats.gguf_mixes import MIX_NAMES, MIXES
-from ridgeline.model.cost.formats.mixed_modules import MixedModules, mixed_modules
-from ridgeline.model.cost.formats.module_names import NO_MODULES, Modules
+from ridgeline.model.cost.gguf_mixes import MIX_NAMES, MIXES, MixedModules, mixed_modules
+from ridgeline.model.cost.module_names import NO_MODULES, Modules
 from ridgeline.model.cost.shapes import Matrix, ModelShape
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.model.files.config import ConfigReader
-from ridgeline.model.files.directory.folder import Folder
 from ridgeline.model.files.families import (
     GGUF_FAMILIES,
     HF_FAMILIES,
@@ -30,6 +29,7 @@ from ridgeline.model.files.families import (
     halves_order,
 )
 from ridgeline.model.files.families.weight_names import number_in_file, row_order
+from ridgeline.model.files.folder import Folder
 from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.model.files.safetensors_dir import map_safetensors
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from ridgeline.model.files.directory.folder import MAX_JSON_BYTES, Folder, parse_object
-from ridgeline.model.files.directory.text_files import text_facts
 from ridgeline.model.files.families import architecture, model_from_config
+from ridgeline.model.files.folder import MAX_JSON_BYTES, Folder, parse_object
 from ridgeline.model.files.identity.digests import FileDigests
 from ridgeline.model.files.quantized import read_quantized
 from ridgeline.model.files.sentence_transformers import DenseStep, check_dense, steps_of
@@ -30,6 +29,7 @@ from ridgeline.model.files.tensors import (
     naming,
     refuse_pointer,
 )
+from ridgeline.model.files.text_files import text_facts
 
 _ITEM_BYTES = {
     "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1,
@@ -95,6 +95,16 @@ def _what_it_is(path: Path) -> str:
     if files:
         return f"but {files[0]}: give the path of that file"
     return "so not a Hugging Face model directory: give one, or a .gguf file"
+
+
+def read_stored(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the config of a directory and its tensors as they are stored.
+
+    Raises:
+        ModelFileError: something is missing or damaged.
+    """
+    folder = Folder(path)
+    return folder.json("config.json") or {}, read_weights(folder)
 
 
 def read_weights(folder: Folder) -> dict[str, Tensor]:

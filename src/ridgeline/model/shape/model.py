@@ -2,7 +2,7 @@
 
 One description serves every family: a backend reads these facts and never asks for a model's name.
 This module holds no tensors, reads no files, and knows nothing of their formats. It computes no
-angle of rotary embedding: see ``files.rope.tables``.
+angle of rotary embedding: see ``files.rope_tables``.
 """
 
 from __future__ import annotations

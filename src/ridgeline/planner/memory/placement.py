@@ -22,8 +22,8 @@ from ridgeline.model.cost.format_bytes import (
     own_kv_dtype,
     storage_of_dtype,
 )
-from ridgeline.model.cost.formats.module_names import Modules
 from ridgeline.model.cost.hardware import Device
+from ridgeline.model.cost.module_names import Modules
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import (
     ENGINES,

@@ -55,7 +55,7 @@ from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.backends.inputs import biases_by_distance
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
-from ridgeline.model.files.rope.tables import query_scales, rope_tables
+from ridgeline.model.files.rope_tables import query_scales, rope_tables
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import one_group
 from ridgeline.model.shape.model import ModelArch, Rope

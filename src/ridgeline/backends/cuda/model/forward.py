@@ -25,7 +25,7 @@ from ridgeline.backends.cuda.step.batch import Kind
 from ridgeline.backends.cuda.step.cache import Cache, States
 from ridgeline.backends.cuda.step.plan import AttentionPlan, StatePlan
 from ridgeline.backends.layer_weights import AttentionWeights, LayerWeights, Norm
-from ridgeline.model.files.rope.tables import query_scales, rope_tables
+from ridgeline.model.files.rope_tables import query_scales, rope_tables
 from ridgeline.model.shape.model import Attention, Experts, ModelArch
 
 

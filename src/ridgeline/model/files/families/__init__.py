@@ -63,6 +63,7 @@ __all__ = [
     "in_usual_names",
     "model_from_config",
     "model_from_gguf",
+    "without_quantization",
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -231,6 +232,14 @@ def _text_half(values: Mapping[str, Any], where: str, note: Note) -> dict[str, A
     defaults = TABLES.text_defaults.get(str(of_text.get("model_type")), {})
     named = {"architectures": [architecture(values)]}
     return {**defaults, **of_all, **of_text, **named}
+
+
+def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without what it says of quantisation, of the text half as well."""
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    if type(text := config.get("text_config")) is dict:
+        plain["text_config"] = {k: v for k, v in text.items() if k != "quantization_config"}
+    return plain
 
 
 def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:

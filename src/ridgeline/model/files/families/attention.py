@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families.family import Family, Parts
-from ridgeline.model.files.rope.scaling import rope_from_config
+from ridgeline.model.files.families.rope import rope_from_config
 from ridgeline.model.shape.model import Attention, Rope
 
 _KINDS = {"full_attention": "full", "sliding_attention": "sliding"}

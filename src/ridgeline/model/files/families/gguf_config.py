@@ -23,7 +23,7 @@ from ridgeline.model.files.config import ConfigReader, positive
 from ridgeline.model.files.families.attention import check_sharing, kinds_in_turn
 from ridgeline.model.files.families.family import Family
 from ridgeline.model.files.families.layers import NO_LIMIT, count_layers
-from ridgeline.model.files.rope.scaling import checked_dim, magnitude
+from ridgeline.model.files.families.rope import checked_dim, magnitude
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Rope
 
@@ -34,8 +34,12 @@ _KV_HEADS, _WIDTH = "attention.head_count_kv", "feed_forward_length"
 _EMBEDDING = "token_embd.weight"
 # Usual keys to those of GGUF, for messages.
 _NAMES = {
+    "head_dim": "attention.key_length",
+    "hidden_size": "embedding_length",
     "layers_block_type": _WIDTH,
+    "max_position_embeddings": "context_length",
     "num_hidden_layers": "block_count",
+    "num_key_value_heads": _KV_HEADS,
     "num_kv_shared_layers": "attention.shared_kv_layers",
 }
 _KINDS = {"full": "full_attention", "sliding": "sliding_attention", "recurrent": "linear_attention"}
@@ -120,7 +124,10 @@ def _halves(meta: ConfigReader, family: Family, num_layers: int) -> tuple[Config
 
     A half has heads, or a width, or neither: then it keeps a state.
     """
-    heads, widths = (_by_half(meta, key)[:num_layers] for key in (_KV_HEADS, _WIDTH))
+    heads, widths = (
+        _by_layer(meta, key, meta.integer("block_count"))[:num_layers]
+        for key in (_KV_HEADS, _WIDTH)
+    )
     network = "experts" if family.has_experts else "dense"
     names = [
         _HALVES[network if width else "full" if head else "recurrent"]
@@ -129,13 +136,11 @@ def _halves(meta: ConfigReader, family: Family, num_layers: int) -> tuple[Config
     return _with(meta, {_KV_HEADS: max(heads), _WIDTH: max(widths)}), names
 
 
-def _by_half(meta: ConfigReader, key: str) -> list[int]:
+def _by_layer(meta: ConfigReader, key: str, count: int, most: int = 1) -> list[int]:
+    """Return a list of ``count`` numbers, of which ``most`` differ, beside 0."""
     stored: Any = meta.get(key)
     numbers = [int(value) for value in stored] if isinstance(stored, np.ndarray | list) else []
-    if (
-        len(numbers) != meta.integer("block_count")
-        or len({number for number in numbers if number}) > 1
-    ):
+    if len(numbers) != count or len({*numbers} - {0}) > most or min(numbers, default=0) < 0:
         meta.fail(f"{meta.name(key)} must have one number, or 0, for each of the layers")
     return numbers
 
@@ -194,15 +199,9 @@ def _add_attention(
 
 def _kv_heads(meta: ConfigReader, family: Family, num_heads: int, num_layers: int) -> list[int]:
     """Return each layer's key and value heads; if the family says no more, one number or none."""
-    stored = meta.get(_KV_HEADS)
-    if not isinstance(stored, np.ndarray | list):
-        return [meta.integer(_KV_HEADS, num_heads)] * num_layers
-    by_layer = [int(value) for value in stored]
-    distinct = {number for number in by_layer if number}
-    max_distinct = 2 if family.heads_by_layer else 1
-    if len(by_layer) != num_layers or not 1 <= len(distinct) <= max_distinct or min(by_layer) < 0:
-        meta.fail(f"{meta.name(_KV_HEADS)} must have one number, or 0, for each of the layers")
-    return by_layer
+    if isinstance(meta.get(_KV_HEADS), np.ndarray | list):
+        return _by_layer(meta, _KV_HEADS, num_layers, most=2 if family.heads_by_layer else 1)
+    return [meta.integer(_KV_HEADS, num_heads)] * num_layers
 
 
 def _heads_by_layer(

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families.attention import LayerKinds, layer_kinds
 from ridgeline.model.files.families.family import Family, Parts
-from ridgeline.model.files.families.half_layers import Halves, halves_of_config
-from ridgeline.model.files.families.networks import feed_forward, layer_networks, widened
-from ridgeline.model.files.rope.scaling import rope_from_config, yarn_score_factor
+from ridgeline.model.files.families.rope import rope_from_config, yarn_score_factor
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.latent import Latent
 from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch, Rope
@@ -24,6 +22,12 @@ _MAX_LAYERS = 4096
 NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no length
 GUESSING = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _MIXERS = {"conv": Conv, "delta": Delta, "ssm": Ssm}
+_LETTERS = {"M": "recurrent", "*": "full", "-": "dense", "E": "experts"}
+_NAMES = {
+    "attention": "full", "full_attention": "full", "linear_attention": "recurrent",
+    "mamba": "recurrent", "mlp": "dense", "moe": "experts",
+}  # fmt: skip
+_MIXER_HALVES = ("recurrent", "full")
 
 
 def arch_of(
@@ -67,7 +71,7 @@ def _layers_from_config(
 ) -> tuple[tuple[Layer, ...], int]:
     """Return the layers that a config describes, and the context length in tokens."""
     if family.by_halves:
-        halves = _of_halves(config, family, parts, halves_of_config(config))
+        halves = _of_halves(config, family, parts, _halves_of_config(config))
         return halves, config.integer("max_position_embeddings", NO_LIMIT)
     num_layers = count_layers(config, "num_hidden_layers")
     if not family.has_attention:
@@ -86,11 +90,11 @@ def _layers_from_config(
     if family.heads_by_layer and config.flag("use_double_wide_mlp", False):
         size = 2 * config.integer("intermediate_size")
         layers = [
-            layer if layer.known_attention.kv_of is None else widened(layer, size)
+            layer if layer.known_attention.kv_of is None else _widened(layer, size)
             for layer in layers
         ]
     if sizes := config.beyond.get("widths"):
-        layers = list(map(widened, layers, sizes))
+        layers = list(map(_widened, layers, sizes))
     return _each_once(layers), known.max_position
 
 
@@ -118,7 +122,7 @@ def _latent_layers(
         latent=Latent(nope_dim=head_dim - rope.dim, **parts["latent"]),
         **mixer,
     )
-    networks = layer_networks(config, family, parts, num_layers)
+    networks = _networks(config, family, parts, num_layers)
     return _each_once([Layer(one, ffn, **parts["layer"]) for ffn in networks])
 
 
@@ -135,7 +139,7 @@ def _of_halves(
     for name in {half.network for half in halves if half.network}:
         is_plain = name == "dense" and family.has_experts
         plain = Mlp(**parts["dense"]) if is_plain else None
-        networks[name] = plain or feed_forward(config, family, parts)
+        networks[name] = plain or _feed_forward(config, family, parts)
     return _each_once([Layer(mixers[one.mixer], networks[one.network]) for one in halves])
 
 
@@ -143,7 +147,7 @@ def _layers(config: ConfigReader, family: Family, parts: Parts, known: LayerKind
     """Return the layers of these kinds."""
     num_layers = len(known.kinds)
     turning = _no_rope_layers(config, family, parts, num_layers)
-    of_layers = layer_networks(config, family, parts, num_layers)
+    of_layers = _networks(config, family, parts, num_layers)
     layers = []
     for kind, turns, ffn in zip(known.kinds, turning, of_layers, strict=True):
         mixer: Attention | Recurrent
@@ -236,3 +240,146 @@ def _no_rope_layers(
     if type(flags) is not list or len(flags) != num_layers or any(v not in (0, 1) for v in flags):
         config.fail("no_rope_layers must have 0 or 1 for each of the layers")
     return [bool(value) for value in flags]
+
+
+# --- what a token goes through by itself --------------------------------------------------------
+
+
+def _networks(
+    config: ConfigReader, family: Family, parts: Parts, num_layers: int
+) -> list[Mlp | Experts]:
+    """Return each layer's feed-forward network: experts, but where the file says a dense one."""
+    ffn = _feed_forward(config, family, parts)
+    dense = _dense_layers(config, family, num_layers)
+    if not any(dense):
+        return [ffn] * num_layers
+    plain = Mlp(**parts["dense"])
+    return [plain if is_dense else ffn for is_dense in dense]
+
+
+def _feed_forward(config: ConfigReader, family: Family, parts: Parts) -> Mlp | Experts:
+    """Return what a token goes through by itself. Raises ModelFileError for numbers that clash."""
+    if not family.has_experts:
+        network = Mlp(**parts["ffn"])
+        if scales := parts["scales"]:
+            gate_scale, out_scale = scales["ffn"]
+            network = replace(network, gate_scale=gate_scale, out_scale=out_scale)
+        return network
+    ffn = Experts(**parts["ffn"])
+    shared = parts["shared"]
+    if shared and shared["size"]:
+        ffn = replace(ffn, shared=Mlp(**shared))
+    if dense := parts["beside"]:
+        ffn = replace(ffn, beside=Mlp(**dense))
+    if ffn.per_token > ffn.num:
+        config.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
+    of_group = ffn.num // ffn.num_groups
+    if ffn.num % ffn.num_groups or ffn.groups_met > ffn.num_groups:
+        config.fail(
+            f"{ffn.num} experts cannot stand in {ffn.num_groups} groups of which a token goes to "
+            f"{ffn.groups_met}"
+        )
+    if ffn.per_token > of_group * ffn.groups_met or (ffn.num_groups > 1 and of_group < 2):
+        key = family.facts["ffn.num"].keys[0]
+        config.fail(
+            f"{config.name(key)} is {ffn.num}: groups of {of_group} experts are too small, as a "
+            f"token goes to {ffn.per_token}"
+        )
+    return ffn
+
+
+def _dense_layers(config: ConfigReader, family: Family, num_layers: int) -> list[bool]:
+    """Return which layers of a model with experts have a dense network instead.
+
+    Raises:
+        ModelFileError: the file names layers that there are not.
+    """
+    if not family.dense_layers:
+        return [False] * num_layers
+    types = config.get("mlp_layer_types")  # newer files of GLM
+    if types is not None:
+        config.get(family.dense_layers)  # says the same
+        if (
+            type(types) is not list
+            or len(types) != num_layers
+            or any(name not in ("dense", "sparse") for name in types)
+        ):
+            config.fail("mlp_layer_types must name 'dense' or 'sparse' for each of the layers")
+        return [name == "dense" for name in types]
+    sparse = config.get("moe_layers") if family.experts_every else None  # of Llama 4
+    if sparse is not None:
+        config.get(family.experts_every)  # says the same
+        if type(sparse) is not list or any(i not in range(num_layers) for i in sparse):
+            config.fail("moe_layers must be a list of numbers of layers")
+        return [i not in sparse for i in range(num_layers)]
+    if family.experts_every:
+        numbers, every = config.get(family.dense_layers), config.integer(family.experts_every, 1)
+        numbers = [] if numbers is None else numbers
+        if type(numbers) is not list or any(i not in range(num_layers) for i in numbers):
+            config.fail(
+                f"{family.dense_layers} must be a list of numbers of layers, each less than "
+                f"num_hidden_layers, which is {num_layers}"
+            )
+        place = config.integer("expert_layer_offset", every - 1, low=0)  # of Jamba
+        return [i in numbers or i % every != place for i in range(num_layers)]
+    last = config.get("moe_layer_end_index")  # of ERNIE
+    if last not in (None, -1, num_layers - 1):
+        config.fail(
+            f"moe_layer_end_index is {last!r}: dense networks behind experts are not supported"
+        )
+    count = config.integer(family.dense_layers, 0, low=0)
+    if count > num_layers:
+        config.fail(f"{config.name(family.dense_layers)} is {count}, of {num_layers} layers")
+    return [i < count for i in range(num_layers)]
+
+
+def _widened(layer: Layer, size: int) -> Layer:
+    """Return a layer whose dense network has another width."""
+    ffn = layer.ffn
+    if isinstance(ffn, Mlp):
+        return replace(layer, ffn=replace(ffn, size=size))
+    assert isinstance(ffn, Experts)
+    assert ffn.beside is not None
+    return replace(layer, ffn=replace(ffn, beside=replace(ffn.beside, size=size)))
+
+
+# --- files whose layers are halves of ours: a mixer, or what each token goes through by itself
+
+
+class Halves(NamedTuple):
+    """A layer: its mixer, "recurrent" or "full", and "dense", "experts" or nothing behind it."""
+
+    mixer: str
+    network: str = ""
+
+
+def _halves_of_config(config: ConfigReader) -> list[Halves]:
+    """Return the layers that a config names by halves. Raises ModelFileError if they are none."""
+    key = "layers_block_type"
+    names: Any = config.get(key)
+    letters: Any = config.get("hybrid_override_pattern")
+    if names is None:
+        key, names = "hybrid_override_pattern", letters
+    if names is None:
+        config.fail(f"layers_block_type, or {key}, is missing")
+    known = _LETTERS if type(names) is str else _NAMES
+    if type(names) not in (list, str) or any(name not in known for name in names):
+        config.fail(f"{key} must name each layer, as one of {', '.join(known)}")
+    if config.integer("num_hidden_layers", len(names)) != len(names):
+        config.fail(f"{key} names {len(names)} layers, not num_hidden_layers of them")
+    return _joined(config, key, [known[name] for name in names])
+
+
+def _joined(config: ConfigReader, key: str, names: Sequence[str]) -> list[Halves]:
+    """Return the layers of halves. Raises ModelFileError where one has no mixer before it."""
+    layers: list[Halves] = []
+    for i, name in enumerate(names):
+        if name in _MIXER_HALVES:
+            layers.append(Halves(name))
+        elif not layers or layers[-1].network:
+            config.fail(f"{config.name(key)}: layer {i} has no mixer before it: not supported")
+        else:
+            layers[-1] = Halves(layers[-1].mixer, name)
+    if not any(layer.mixer == "full" for layer in layers):
+        config.fail(f"{config.name(key)} has no layer with attention, which is not supported")
+    return layers

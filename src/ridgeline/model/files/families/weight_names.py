@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families.family import Family
-from ridgeline.model.files.rope.tables import log
+from ridgeline.model.files.rope_tables import log
 from ridgeline.model.files.tensors import Tensor
 from ridgeline.model.shape.model import Attention, Experts, ModelArch
 from ridgeline.model.shape.recurrent import Delta

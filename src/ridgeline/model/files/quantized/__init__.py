@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ridgeline.model.files.config import ConfigReader
+from ridgeline.model.files.families import without_quantization
 from ridgeline.model.files.quantized import compressed, floats, integers
 from ridgeline.model.files.quantized.parts import Method, array
 from ridgeline.model.files.tensors import Tensor
@@ -91,14 +92,6 @@ def read_quantized(config: Mapping[str, Any], raw: Mapping[str, Tensor], where: 
             supported = ", ".join(_FLOATS)
             reader.fail(f"tensor {name!r} has type {tensor.dtype}; supported: {supported}")
     return Quantized(without_quantization(config), tensors, description, frozenset(spare))
-
-
-def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without what it says of quantisation, of the text half as well."""
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    if type(text := config.get("text_config")) is dict:
-        plain["text_config"] = {k: v for k, v in text.items() if k != "quantization_config"}
-    return plain
 
 
 def _method(config: ConfigReader) -> Method:

@@ -75,15 +75,6 @@ def unpacked(words: NDArray[Any], bits: int) -> Bytes:
     return np.stack([each & 15, each >> 4], axis=2).reshape(len(words), -1)
 
 
-def packed(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
-    """Return the 32-bit words of each row's values: the inverse of ``unpacked``."""
-    per_word = 32 // bits
-    shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
-    each = values.astype(np.uint32).reshape(len(values), -1, per_word) << shifts
-    words: NDArray[np.uint32] = np.bitwise_or.reduce(each, axis=2)
-    return words.view(np.int32)
-
-
 class Integers(NamedTuple):
     """Weights ``scale (q - zero)``.
 

@@ -1,6 +1,6 @@
 """Families whose weights and cache are counted, and that do not run. Literal tables.
 
-A row says what changes a size. What runs in the place of such a family stands in ``nearest``.
+A row says what changes a size. What runs in the place of such a family stands in ``lookup``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.model.files.rope.tables import log, power
+from ridgeline.model.files.rope_tables import log, power
 
 POSITIVE = st.floats(1e-6, 1e15)
 

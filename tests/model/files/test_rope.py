@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ridgeline.model.files.config import ConfigReader
-from ridgeline.model.files.rope.scaling import rope_from_config
+from ridgeline.model.files.families.rope import rope_from_config
 from ridgeline.model.files.tensors import ModelFileError
 from tests.model.files.tiny import CONFIG, arch_of, from_gguf, gguf_weights, hf
 

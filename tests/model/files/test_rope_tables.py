@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tools.record_rope_tables import CONFIGS, HEAD_DIM, PATH, digests, rope_of
 
-from ridgeline.model.files.rope.tables import cos_and_sin, query_scales, rope_tables
+from ridgeline.model.files.rope_tables import cos_and_sin, query_scales, rope_tables
 from ridgeline.model.shape.model import Rope
 
 RECORDED: dict[str, str] = json.loads(PATH.read_text())
@@ -36,7 +36,7 @@ def test_tables_do_not_depend_on_what_the_processor_can(environment: dict[str, s
     code = "import json; from tools.record_rope_tables import digests; print(json.dumps(digests()))"
     found = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[4],
+        cwd=Path(__file__).parents[3],
         env=os.environ | environment,
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.model.files import RECOMMENDED
-from ridgeline.model.files.directory.folder import Folder
+from ridgeline.model.files.folder import Folder
 from ridgeline.model.files.tensors import ModelFileError
 
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published tokenizer.json has half of this

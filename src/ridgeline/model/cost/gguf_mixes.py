@@ -4,7 +4,7 @@ A name is of a mix, not of one format: the head keeps more bits, and so do the m
 hurt most, in all layers or in some of them. The rules are those of ``llama_tensor_get_type`` in
 ``llama-quant.cpp`` (2026): without an importance matrix, but for the mixes of 1 to 3 bits whose
 files it does not write without one (iq1_s to iq3_xxs). They stand here alone, by the roles of
-matrices: the planner finds these by names of modules (``mixed_modules``), and
+matrices: the planner finds these by Hugging Face's names of modules (``mixed_modules``), and
 ``engine.quantise.targets`` by names of GGUF tensors.
 """
 
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from ridgeline.model.cost.shapes import Matrix, ModelShape
 
 # What a matrix is for. "value" is a projection to values, alone or in one matrix with those to keys
 # and queries; "up" leads into a network (up and gate), "down" and "out" out of it and of attention.
@@ -262,3 +264,72 @@ class Mix:
             case "out":
                 return rules.out_of_8 if has_8 else rules.out(at)
         return ""
+
+
+# --- by Hugging Face's names of modules ---------------------------------------------------------
+
+# Last steps of names. What is not here is of no role: routers, projections of states and so on.
+_ROLES: dict[str, Role] = {
+    "embed_tokens": "embedding",
+    "embed_tokens_per_layer": "embedding",
+    "lm_head": "head",
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "kv_b_proj": "value",
+    "qkv": "value",
+    "up_proj": "up",
+    "gate_proj": "up",
+    "down_proj": "down",
+    "o_proj": "out",
+}
+_FUSED = ("q_proj", "k_proj", "v_proj")
+_KEPT = "per_layer_model_projection"  # the one matrix that converters leave in 16 bits
+
+
+@dataclass(frozen=True, slots=True)
+class MixedModules:
+    """The modules of a model in a mix.
+
+    Attributes:
+        mix: the rules, for this model.
+        fused_qkv: files have queries, keys and values of a layer in one matrix.
+    """
+
+    mix: Mix
+    fused_qkv: bool
+
+    def format_of(self, full_name: str, matrix: Matrix) -> str:
+        """Return the name of the format of a matrix; f32 or bf16 for what is never converted."""
+        steps = full_name.split(".")
+        role = _ROLES.get(steps[-1], "other")
+        if self.fused_qkv and steps[-1] in _FUSED:
+            role = "value"
+        if not (matrix.linear or role == "embedding"):
+            return "f32"
+        if steps[-1] == _KEPT:
+            return "bf16"
+        layer = int(steps[steps.index("layers") + 1]) if "layers" in steps else 0
+        return self.mix.format_of(role, layer, matrix.columns, is_expert=matrix.copies > 1)
+
+
+def mixed_modules(name: str, shape: ModelShape) -> MixedModules:
+    """Return what the modules of a model are in a mix of ``MIXES``."""
+    return MixedModules(mix_of(name, shape), shape.fused_qkv)
+
+
+def mix_of(name: str, shape: ModelShape) -> Mix:
+    """Return a mix of ``MIXES`` for a model."""
+    copies = (matrix.copies for layer in shape.layers for matrix in layer.matrices)
+    downs = (
+        sum(matrix.name.endswith(".down_proj") for matrix in layer.matrices)
+        for layer in shape.layers
+    )
+    return Mix(
+        name,
+        num_layers=len(shape.layers),
+        per_key=shape.num_heads // max(1, shape.num_kv_heads),
+        num_experts=max(copies, default=1),
+        is_tied=shape.is_tied,
+        num_down=max(1, *downs),
+    )

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from ridgeline.model.files.config import ConfigReader
-from ridgeline.model.files.rope.tables import log, power
+from ridgeline.model.files.rope_tables import log, power
 from ridgeline.model.shape.model import Rope
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")

@@ -1,1 +1,0 @@
-"""Angles of rotary positions, the same bits for every backend."""
