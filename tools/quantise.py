@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.engine.quantise.gptq import packed
 from ridgeline.engine.setup.home import locate
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.families import HF_FAMILIES
-from ridgeline.model.files.quantized.parts import packed
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of

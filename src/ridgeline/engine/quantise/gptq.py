@@ -95,7 +95,7 @@ def _words(q: Whole, numbers: tuple[NDArray[np.generic], ...]) -> Bytes:
     (scales,) = numbers
     groups, inputs = scales.shape[1], q.shape[1]
     parts: list[NDArray[Any]] = [
-        _packed(q, _BITS).T,
+        packed(q, _BITS).T,
         np.full((groups, len(q) // _PER_WORD), _ZEROS, np.int32),
         scales.T,
         (np.arange(inputs) // (inputs // groups)).astype(np.int32),
@@ -151,7 +151,7 @@ def _parts(name: str, tensor: Tensor, group: int) -> Parts:
     }
 
 
-def _packed(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
+def packed(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
     """Return the 32-bit words of each row's values."""
     per_word = 32 // bits
     shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
