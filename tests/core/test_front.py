@@ -31,9 +31,9 @@ def test_prompts_enter_as_far_as_there_is_room() -> None:
     push(front, *"de")
     assert (front.is_wanted, len(front), list(front)) == (True, 5, [*"abcde"])
     assert take(front, ROOM._replace(num_seqs=2)) == ["a", "d"], "side by side"
-    assert (front.is_wanted, len(front), front.num_outside) == (True, 3, 3)
+    assert (front.is_wanted, len(front), front.load.num_outside) == (True, 3, 3)
     assert take(front) == ["b", "e", "c"]
-    assert (front.is_wanted, len(front), list(front), front.num_outside) == (False, 0, [], 0)
+    assert (front.is_wanted, len(front), list(front), front.load.num_outside) == (False, 0, [], 0)
 
 
 def test_a_request_holds_no_more_than_its_part() -> None:
@@ -107,9 +107,11 @@ def test_as_many_enter_beside_promises_as_are_permitted() -> None:
     for item in "abcdef":
         push(front, item)
     front.num_permitted = 2
-    assert front.num_outside == 0, "nobody has looked yet"
+    assert front.load.num_outside == 0, "nobody has looked yet"
     assert take(front) == ["a", "b"]
-    assert (front.num_permitted, front.num_outside) == (0, 0), "who is held back is not waited for"
+    assert (front.num_permitted, front.load.num_outside) == (0, 0), (
+        "who is held back is not waited for"
+    )
     assert take(front) == []
     assert take(front, ROOM._replace(num_seqs=1), is_busy=False) == ["c"], "an idle engine waits"
     front.num_permitted = inf
@@ -142,11 +144,11 @@ def test_the_background_enters_while_it_does_not_give_way_and_nobody_else_enters
     assert front.has_background
     assert (len(front), list(front)) == (1, ["person"])
     assert take(front) == ["person"]
-    assert (front.has_background, front.is_wanted, front.num_outside) == (True, False, 3)
+    assert (front.has_background, front.is_wanted, front.load.num_outside) == (True, False, 3)
     assert take(front, gives_way=True) == []
-    assert (front.gives_way, front.num_outside) == (True, 0)
+    assert (front.load.gives_way, front.load.num_outside) == (True, 0)
     assert take(front, ROOM._replace(num_seqs=2)) == ["x", "y"]
-    assert (front.gives_way, front.num_outside) == (False, 1)
+    assert (front.load.gives_way, front.load.num_outside) == (False, 1)
     assert take(front) == ["z"]
     assert not front.has_background
 
@@ -171,9 +173,9 @@ def test_who_leaves_is_taken_out() -> None:
     push(front, *"abc")
     push(front, *"xyz", is_background=True)
     assert take(front, ROOM._replace(num_seqs=1), gives_way=True) == ["a"]
-    assert front.num_outside == 2
+    assert front.load.num_outside == 2
     assert sorted(front.remove(lambda item: item in "bxy")) == ["b", "x", "y"]
-    assert (list(front), front.num_outside) == (["c"], 1)
+    assert (list(front), front.load.num_outside) == (["c"], 1)
     assert take(front) == ["c"]
     assert take(front) == ["z"]
 

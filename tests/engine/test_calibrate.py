@@ -56,7 +56,7 @@ def on_machine(model: Path, truth: StepTime) -> Iterator[tuple[LLM, StepClock]]:
     choosing = SimpleNamespace(monotonic=lambda: clock.pass_by(0.01), time=time.time)
     config = {"threads": 1, "kv_cache_memory": "4MiB"}
     with LLM(model, **config) as llm, pytest.MonkeyPatch.context() as patch:
-        llm.engine._clock, llm.engine.runner = clock, Machine(llm.engine.runner, truth, clock)
+        llm.engine.clock, llm.engine.runner = clock, Machine(llm.engine.runner, truth, clock)
         patch.setattr(calibrating, "time", choosing)
         yield llm, clock
 

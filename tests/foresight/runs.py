@@ -57,11 +57,11 @@ def recorded(
 
     def come() -> None:
         if len(queue) < 4:
-            queue.append(engine._clock())
+            queue.append(engine.clock())
 
     resting: list[int] = []
     for turn in range(num_turns):
-        queue += [engine._clock() for _ in range(dice.choice((0, 0, 1, 2)))]
+        queue += [engine.clock() for _ in range(dice.choice((0, 0, 1, 2)))]
         while queue and dice.random() < 0.6:
             kind = {} if plain else dice.choice(_KINDS)
             params = SamplingParams(

@@ -103,7 +103,7 @@ class StepClock:
     @contextmanager
     def of(self, served: Served) -> Iterator[None]:
         """Let the times of a server's records, and of arrivals, be of this clock."""
-        served.llm.engine._clock = self
+        served.llm.engine.clock = self
         with pytest.MonkeyPatch.context() as patch:
             for module in (async_engine, request_stream):
                 patch.setattr(module, "time", SimpleNamespace(monotonic=self, time=time.time))

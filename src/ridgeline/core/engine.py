@@ -29,6 +29,7 @@ _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine s
 _AS_IN_REQUEST = (  # what the record of a request says of it, by the same names
     *("name", "owner", "arrival_s", "scheduled_s", "first_token_s", "error", "num_cached_tokens"),
     *("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_preemptions", "answers"),
+    *("is_background", "pushed"),
 )
 _SINCE = ("arrived", "aborted", "paused", "resumed")  # since the step before, as its record says
 
@@ -59,7 +60,7 @@ class Engine:
         self.eos_ids = eos_ids
         self.seed = seed
         self.runner = runner
-        self._clock = clock
+        self.clock = clock
         self._new_search = new_search
         self.listeners = list(listeners)
         self.end_listeners: list[Callable[[RequestRecord], None]] = []
@@ -83,6 +84,8 @@ class Engine:
         token_rules: TokenRules = NO_RULES,
         due_s: float = inf,
         answers: tuple[tuple[int, ...], ...] = (),
+        is_background: bool = False,
+        pushed: tuple[int, int] | None = None,
     ) -> int:
         """Queue a request, as ``Request`` has it; return its id.
 
@@ -110,7 +113,9 @@ class Engine:
             new_search=self._new_search,
             due_s=due_s,
             answers=answers,
-            arrival_s=self._clock() if arrival_s is None else arrival_s,
+            is_background=is_background,
+            pushed=pushed,
+            arrival_s=self.clock() if arrival_s is None else arrival_s,
         )
         commit.resume(request)
         self.scheduler.add(request)
@@ -126,7 +131,7 @@ class Engine:
             return []
         self._since["aborted"].append(request_id)
         events = commit.abort(self.scheduler.queues, request)
-        self._close(request_id, self._clock())
+        self._close(request_id, self.clock())
         return events
 
     def pause(self, request_id: int) -> None:
@@ -140,6 +145,11 @@ class Engine:
         if request_id in self.requests:
             self._since["resumed"].append(request_id)
             self.scheduler.queues.resume(self.requests[request_id])
+
+    @property
+    def num_since(self) -> tuple[int, ...]:
+        """How many arrived, were aborted, paused and resumed since the last step."""
+        return tuple(len(self._since.get(name, ())) for name in _SINCE)
 
     def has_work(self) -> bool:
         """Whether any request is alive and not paused."""
@@ -162,7 +172,7 @@ class Engine:
         passes through: nothing is committed, every request starts again at the next call, and the
         answers stay the same.
         """
-        start_s = self._clock()
+        start_s = self.clock()
         try:
             step = self.scheduler.schedule(load)
         except BaseException:  # of a draft model
@@ -172,17 +182,17 @@ class Engine:
             if self.has_work():
                 raise RuntimeError(f"nothing can run: {step.waits}")
             return []
-        scheduled_s = self._clock()
+        scheduled_s = self.clock()
         self._note_admissions(step, scheduled_s)
         filled = self._filled() if self.listeners else {}
         try:
             output = self.runner.execute(step)
         except BaseException:
             self.scheduler.retract()
-            times_s = start_s, scheduled_s, self._clock()
+            times_s = start_s, scheduled_s, self.clock()
             self._note_step(step, StepOutput(()), load, filled, times_s)
             raise
-        executed_s = self._clock()
+        executed_s = self.clock()
         if self.scheduler.speculation:
             self.scheduler.speculation.note_step(step, output, executed_s - start_s)
         events = commit.commit(self.scheduler.queues, step, output)
@@ -268,7 +278,7 @@ class Engine:
                 start_s=start_s,
                 schedule_s=scheduled_s - start_s,
                 execute_s=executed_s - scheduled_s,
-                commit_s=self._clock() - executed_s,
+                commit_s=self.clock() - executed_s,
                 work=tuple((work.seq_id, work.start, len(work.tokens)) for work in step.work),
                 sampled=sampled,
                 drafts=tuple((w.seq_id, w.tokens[-w.drafts :]) for w in step.work if w.drafts),

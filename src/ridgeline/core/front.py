@@ -17,6 +17,7 @@ from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 from ridgeline.core.scheduling.admission import Admission, Room
+from ridgeline.core.scheduling.policies import Load
 
 Item = TypeVar("Item")
 QUIET_S = 0.5  # without a request, until the background goes on: a client may ask again
@@ -35,10 +36,10 @@ class Front(Generic[Item]):
     """The prompts before an engine.
 
     Attributes:
+        num_pushed: prompts that have ever come.
         num_permitted: prompts that may enter beside promises; inf for all.
-        gives_way: whether the background rests, as the last take was told.
-        num_outside: prompts that wait and could enter, as of the last take; those that are held
-            back are not waited for.
+        load: what the next step is told, as of the last take, which does not know who came since.
+            Those that wait and could enter are outside; those that are held back are not.
     """
 
     def __init__(self) -> None:
@@ -48,9 +49,9 @@ class Front(Generic[Item]):
         self._queue: Admission[Item] = Admission()
         self._background: Admission[Item] = Admission()
         self._waited_s = -inf  # when a request was last there that people wait for
+        self.num_pushed = 0
         self.num_permitted: float = inf
-        self.gives_way = False
-        self.num_outside = 0
+        self.load = Load()
 
     def __len__(self) -> int:
         """How many prompts wait, but for the background's and those with a promise."""
@@ -87,6 +88,7 @@ class Front(Generic[Item]):
         is_background: bool = False,
     ) -> None:
         """Queue a request: its prompts, with the tokens of each and sequences for each."""
+        self.num_pushed += len(prompts)
         if is_promised:
             self._promised += [(tenant, item, num_tokens) for item, num_tokens in prompts]
         else:
@@ -111,7 +113,13 @@ class Front(Generic[Item]):
         return self._waited_s + QUIET_S
 
     def take(
-        self, room: Room, held: Callable[[Item], int], *, is_busy: bool, gives_way: bool
+        self,
+        room: Room,
+        held: Callable[[Item], int],
+        *,
+        is_busy: bool,
+        gives_way: bool,
+        num_since: tuple[int, ...] = (),
     ) -> list[Item]:
         """Return the prompts that enter now, in order; they count as served.
 
@@ -123,8 +131,9 @@ class Front(Generic[Item]):
             held: how many sequences the request of a prompt has in the engine.
             is_busy: whether the engine has work: else nobody is held back.
             gives_way: whether the background rests.
+            num_since: what has happened to the engine since its last step, for the step's record.
         """
-        self.gives_way = gives_way
+        num_permitted = None if self.num_permitted == inf else int(self.num_permitted)
         for push in self._pushed:
             queue = self._queue_of(push.is_background)
             queue.push(push.tenant, push.prompts, push.num_seqs)
@@ -139,14 +148,16 @@ class Front(Generic[Item]):
         self.num_permitted = max(0, self.num_permitted - len(taken))
         if not taken and not gives_way:
             taken = self._background.take(room, held)
-        self.num_outside = int(min(len(self._queue), self.num_permitted))
-        self.num_outside += 0 if gives_way else len(self._background)
+        num_outside = int(min(len(self._queue), self.num_permitted))
+        num_outside += 0 if gives_way else len(self._background)
+        self.load = Load(num_outside, True, self.num_pushed, num_permitted, gives_way, num_since)
         return [item for _, item, _ in promised] + taken
 
     def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
         """Take out, after a ``take``, what ``unwanted`` names, and return it."""
         removed = self._queue.remove(unwanted)
-        self.num_outside = max(0, self.num_outside - len(removed))
+        num_outside = max(0, self.load.num_outside - len(removed))
+        self.load = self.load._replace(num_outside=num_outside)
         return removed + self._background.remove(unwanted)
 
     def clear(self) -> None:

@@ -62,6 +62,9 @@ class RequestRecord:
         due_s: when it was to run at the latest; None if nothing was promised.
         owner: whose it was, for the shares of slots: the label of a key.
         answers: tokens that each answer had from elsewhere; empty if it began here.
+        is_background: whether it gave way to others.
+        pushed: prompts that wait before the engine are counted from 0 as they come: the number of
+            the first that came with it, and its own. None where none wait, and in older traces.
     """
 
     request_id: int
@@ -85,6 +88,8 @@ class RequestRecord:
     adapter: str = ""
     owner: str = ""
     answers: tuple[tuple[int, ...], ...] = ()
+    is_background: bool = False
+    pushed: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +118,12 @@ class StepRecord:
         is_read: whether a client read an answer while it grew, as its policy was told.
         blocks_used: blocks with a holder, after scheduling.
         blocks_indexed: blocks, held or free, whose content a new prompt can share.
+        num_pushed: prompts that had come when it was chosen who enters before this step; None where
+            none wait before the engine, and in older traces.
+        num_permitted: how many of them might then enter beside promises; None for all.
+        gives_way: whether the background was then to rest.
+        num_since: how many of ``arrived``, ``aborted``, ``paused`` and ``resumed`` came before that
+            choice; behind them nothing was left to do, so no step was run.
     """
 
     number: int
@@ -140,6 +151,10 @@ class StepRecord:
     is_read: bool
     blocks_used: int
     blocks_indexed: int
+    num_pushed: int | None = None
+    num_permitted: int | None = None
+    gives_way: bool = False
+    num_since: tuple[int, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -154,6 +154,8 @@ class Request:
     new_constraint: Callable[[], Constraint] | None = None
     due_s: float = inf
     answers: tuple[tuple[int, ...], ...] = ()  # tokens that each has from elsewhere
+    is_background: bool = False  # as its record has it
+    pushed: tuple[int, int] | None = None  # too
     arrival_s: float = 0.0
     scheduled_s: float | None = None
     first_token_s: float | None = None

@@ -43,6 +43,10 @@ _MOST = {
     "least_prompt_tokens": 1 << 24,
 }
 _REASONS = frozenset(Wait)
+# What says how prompts waited before the engine; without it they enter as they did.
+_NEW = frozenset(
+    ("is_background", "pushed", "num_pushed", "num_permitted", "gives_way", "num_since")
+)
 _LEAST_STEPS = 200  # some of which say how long a step takes
 _LEAST_TOKENS = 16  # as which a request counts, a text to embed too: it costs a simulation as much
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # before a request's name in an answer's id
@@ -278,8 +282,8 @@ def _parse(source: str, number: int, line: bytes) -> Json | None:
 
 
 def _may_lack(kind: str, field: Field[Any]) -> bool:
-    """Return whether lines may lack a field: older engines went without that setting."""
-    return kind == "engine" and field.default is not MISSING
+    """Return whether lines may lack a field: older engines went without it."""
+    return field.name in _NEW or (kind == "engine" and field.default is not MISSING)
 
 
 def _check_engine(engine: EngineRecord) -> None:

@@ -14,6 +14,7 @@ import pytest
 from ridgeline.core.records import RequestRecord, StepRecord
 from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.simulator.replay_times import serve_again
+from ridgeline.foresight.trace import read_whole
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.serve.serving import serving
 from tests.waiting import eventually
@@ -90,13 +91,27 @@ def test_a_decision_that_was_not_made_so_is_named(trace: list[Json]) -> None:
     assert number < len(others)
 
 
-def test_a_trace_that_ends_early_is_served_as_far_as_it_goes(trace: list[Json]) -> None:
-    end = len(trace) // 2
-    while trace[end - 1].get("num_outside") != 0:  # else the trace lacks a prompt that waited
-        end -= 1
-    found = serve_again(trace[:end])
+@pytest.mark.parametrize("part", [0.2, 0.4, 0.5, 0.6, 0.8])
+def test_a_trace_that_ends_early_is_served_as_far_as_it_goes(
+    trace: list[Json], part: float
+) -> None:
+    """It lacks requests that run at its end, and prompts that wait."""
+    found = serve_again(trace[: int(part * len(trace))])
     assert found.difference is None
-    assert 0 < found.num_steps < end
+    assert found.num_steps < part * len(trace)
+    assert found.num_steps or part < 0.5
+
+
+def test_in_an_older_trace_requests_enter_as_they_did(trace: list[Json], tmp_path: Path) -> None:
+    """It does not say what had come before a step, nor whose prompts came together."""
+    path = tmp_path / "older.jsonl"
+    new = ("is_background", "pushed", "num_pushed", "num_permitted", "gives_way", "num_since")
+    older = [{name: one[name] for name in one if name not in new} for one in trace]
+    path.write_text("".join(json.dumps(record) + "\n" for record in older))
+    again = serve_again(read_whole(path))
+    assert again.difference is None
+    assert again.num_equal == again.num_steps == sum(one["type"] == "step" for one in trace)
+    assert replay(older).difference is None
 
 
 def test_a_trace_with_deadlines_is_decided_again_the_same(

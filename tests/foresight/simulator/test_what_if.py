@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ridgeline.core.front import QUIET_S
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
 from ridgeline.foresight.simulator.run import SimRequest, simulate
+from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.structure import to_json
 from tests.foresight.simulator.test_run import SETTINGS, TIMES, loads, setups
 
@@ -23,13 +27,28 @@ def as_read(records: list[Record]) -> list[dict[str, Any]]:
     return [json.loads(json.dumps(to_json(record))) for record in records]
 
 
+@st.composite
+def all_kinds(draw: st.DrawFn) -> list[SimRequest]:
+    """Requests of several keys, some of a batch, some promised, some with several prompts."""
+    load = []
+    for i, asked in enumerate(draw(loads())):
+        kind = draw(st.sampled_from(("plain", "plain", "background", "promised")))
+        due_s = (asked.arrival_s or 0.0) + 0.5 if kind == "promised" else inf
+        first = replace(
+            asked, is_read=True, is_background=kind == "background", due_s=due_s, push=i
+        )
+        num_prompts = draw(st.sampled_from((1, 1, 3)))
+        load += [replace(first, prompt=first.prompt[j:] or (9,)) for j in range(num_prompts)]
+    return load
+
+
 @few
-@given(loads(), setups)
+@given(all_kinds(), setups)
 def test_the_same_settings_give_the_same_run(load: list[SimRequest], setup: EngineRecord) -> None:
     """Numbers, times and decisions are those of the trace, whose own clock is the model's."""
-    one_tenant = [replace(asked, tenant="", is_read=True) for asked in load]
-    then = simulate(one_tenant, setup, TIMES)
+    then = simulate(load, setup, TIMES)
     lines = as_read(then)
+    assert what_if.run_as_recorded(lines).difference is None
     again = what_if.run(what_if.load_of(lines), settings_of(lines), TIMES)
     assert what_if.first_difference(then, again) is None
     ends, ends_again = (
@@ -37,6 +56,29 @@ def test_the_same_settings_give_the_same_run(load: list[SimRequest], setup: Engi
         for side in (then, again)
     )
     assert ends_again == pytest.approx(ends)
+
+
+def test_a_batch_gives_way_in_a_what_if_as_it_did() -> None:
+    """Four requests fill the engine; who asks meanwhile waits for the step under way alone."""
+    settings = what_if.changed(SETTINGS, ["max_num_seqs=2"])
+    times = StepTime((1,), (0.01,), 0.0, 0.0, 0.0, 0.0, 0.0)
+    load = [
+        SimRequest(prompt=(i,) * 9, num_new=(40,), arrival_s=0.0, is_background=True)
+        for i in range(4)
+    ]
+    load.append(SimRequest(prompt=(9, 9), num_new=(5,), arrival_s=0.2))
+    lines = as_read(simulate(load, settings, times))
+    records = what_if.run(what_if.load_of(lines), settings, times)
+    ended = [record for record in records if isinstance(record, RequestRecord)]
+    [person] = [record for record in ended if not record.is_background]
+    assert person.first_token_s is not None
+    assert person.first_token_s - person.arrival_s < 0.03
+    rest = [step for step in steps_of(records) if step.start_s >= person.finish_s]
+    assert rest[0].resumed
+    assert rest[0].start_s - person.finish_s == pytest.approx(QUIET_S, abs=0.02)
+    plain = [replace(asked, is_background=False) for asked in what_if.load_of(lines)]
+    found = what_if.first_difference(records, what_if.run(plain, settings, times))
+    assert found is not None, "without a background it is another run"
 
 
 def test_what_another_setting_changes_first_is_said_in_words() -> None:

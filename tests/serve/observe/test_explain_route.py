@@ -34,7 +34,7 @@ def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 def queued_beside(served: Served, number: int) -> Callable[[Step], None]:
     """Return what lets a step take its time; the third waits until so many others are queued."""
-    first, clock = served.valve.num_steps, served.llm.engine._clock
+    first, clock = served.valve.num_steps, served.llm.engine.clock
     assert isinstance(clock, StepClock)
 
     def before(step: Step) -> None:

@@ -27,15 +27,20 @@ _Chunks = Generator[TokenRequest, None, int]  # returns how many tokens are left
 
 
 class Load(NamedTuple):
-    """What a policy may know of the world outside the queues.
+    """What a policy may know of the world outside the queues; a step's record has all of it.
 
     Attributes:
         num_outside: prompts that wait before the engine and cannot be requested yet.
         is_read: whether a client reads an answer while it grows; else only its end counts.
+        num_pushed, num_permitted, gives_way, num_since: no policy needs these (``StepRecord``).
     """
 
     num_outside: int = 0
     is_read: bool = True
+    num_pushed: int | None = None
+    num_permitted: int | None = None
+    gives_way: bool = False
+    num_since: tuple[int, ...] = ()
 
 
 class Policy(Protocol):

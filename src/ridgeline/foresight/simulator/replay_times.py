@@ -1,33 +1,44 @@
 """Recorded times: the simulation serves a trace again, with the recorded durations.
 
-It shows that a simulation errs by its model of time alone: given the recorded seconds, admission
-and engine decide every step as the server did. What the world outside did is an input: when a
-request came, was given up, paused or resumed. Where some had a promise, forecasts decided when each
-request entered; between keys that depends on what each was served at moments that no record has.
-Then the order of entry is an input too. Drafts are not made again (``foresight.simulator.run``).
+It shows that a simulation errs by its model of time alone: given the recorded seconds, front and
+engine decide every step as the server did: who enters, and what is computed. What the world outside
+did is an input: which prompts had come before a step, how many a forecast permitted, when a request
+was given up, paused or resumed, and whether the background was to rest. A request that did not wait
+before the engine, or of an older trace, which does not say what had come, enters when it did.
+Drafts are not made again (``foresight.simulator.run``).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import EngineRecord, Record
+from ridgeline.core.records import EngineRecord, Record, StepRecord
 from ridgeline.foresight.simulator.replay import (
     act_as_recorded,
     difference_of,
     lengths_of,
     params_of,
 )
-from ridgeline.foresight.simulator.run import Clock, SimRequest, new_replica
+from ridgeline.foresight.simulator.run import (
+    Clock,
+    Replica,
+    SimRequest,
+    VirtualRunner,
+    new_replica,
+)
 from ridgeline.foresight.step_time.features import Windows
 from ridgeline.foresight.structure import engine_of
 from ridgeline.model.cost.costs import Features
 
 Json = Mapping[str, Any]
 
+_SINCE = ("arrived", "aborted", "paused", "resumed")  # since the step before
 _NEVER = 1 << 62  # an answer that was cut off would have gone on
 
 
@@ -85,7 +96,7 @@ def asked_in(records: Iterable[Json]) -> dict[int, SimRequest]:
                 is_one = (number, index) in drafted  # several tokens of one answer, not of several
                 for i, token in enumerate(tokens):
                     answers.setdefault((number, index if is_one else index + i), []).append(token)
-    requests.sort(key=lambda record: (record["arrival_s"], record["request_id"]))
+    requests.sort(key=lambda one: (one["arrival_s"], one.get("pushed") or [], one["request_id"]))
     known: dict[str, SamplingParams] = {}  # most ask for the same, and to check it takes 40 us
     return {record["request_id"]: _asked(record, answers, known) for record in requests}
 
@@ -114,6 +125,8 @@ def _asked(
         num_before=tuple(map(len, record["answers"])),
         due_s=inf if record["due_s"] is None else record["due_s"],
         tenant=record.get("owner", ""),
+        is_background=record.get("is_background", False),
+        push=pushed[0] if (pushed := record.get("pushed")) else None,
     )
 
 
@@ -128,31 +141,86 @@ def serve_again(records: Sequence[Json]) -> ReplayResult:
     Raises ValueError if these are not the records of an engine.
     """
     settings, asked = settings_of(records), asked_in(records)
-    waiting, num_before = list(asked.values()), 0  # requests that have not come; how many entered
-    is_given = any(one.due_s < inf for one in waiting) or len({one.tenant for one in waiting}) > 1
     clock, times, new_records = Clock(), _RecordedTimes(), list[Record]()
-    replica, _ = new_replica(settings, clock, times, new_records.append)
+    replica, runner = new_replica(settings, clock, times, new_records.append)
+    world = _World(replica, runner, records, asked)
     num_steps = num_equal = 0
     difference: tuple[int, Json, Json] | None = None
     for step in (record for record in records if record["type"] == "step"):
         clock.now_s = step["start_s"]
         times.next_s = step["schedule_s"] + step["execute_s"]
-        num_before += len(step["arrived"])
-        num_to_come = len(asked) - num_before - step["num_outside"]
-        if num_to_come < 0 or not asked.keys() >= set(step["arrived"]):
+        if not (asked.keys() >= set(step["arrived"]) and world.acts_before(step)):
             break
-        if is_given:
-            for request_id in step["arrived"]:
-                replica.enter(asked[request_id])
-        else:
-            while len(waiting) > num_to_come:
-                replica.push(waiting.pop(0))
-            replica.admit()
-        act_as_recorded(replica.engine, step)
         num_made = len(new_records)
-        replica.step(is_read=step["is_read"], num_outside=step["num_outside"])
-        differs = difference_of(step, new_records[num_made:])
+        num_outside = step["num_outside"] if step.get("num_pushed") is None else None
+        replica.step(is_read=step["is_read"], num_outside=num_outside)
+        differs = difference_of(step, map(world.in_numbers_of_then, new_records[num_made:]))
         num_steps += 1
         num_equal += differs is None
         difference = difference or differs
     return ReplayResult(new_records, num_steps, num_equal, difference)
+
+
+class _World:
+    """What is outside of an engine: it does before each step what it did then."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        runner: VirtualRunner,
+        records: Iterable[Json],
+        asked: Mapping[int, SimRequest],
+    ) -> None:
+        self._replica, self._runner, self._asked = replica, runner, asked
+        self._numbers = {id(one): number for number, one in asked.items()}
+        ended = [record for record in records if record["type"] == "request"]
+        self._pushed = {one["request_id"]: one["pushed"] for one in ended if one.get("pushed")}
+        prompts = sorted((pushed, number) for number, pushed in self._pushed.items())
+        self._to_come = deque(
+            (first, [number for _, number in push])
+            for first, push in groupby(prompts, key=lambda prompt: prompt[0][0])
+        )
+        self._num_come = 0
+
+    def acts_before(self, step: Json) -> bool:
+        """Do what was done before a step; return False if a prompt waits that had not ended.
+
+        What came before the choice who enters was a turn of its own, without a step.
+        """
+        num_since = dict(zip(_SINCE, step.get("num_since", ()), strict=False))
+        first = {name: step[name][:num] for name, num in num_since.items()}
+        rest = {name: step[name][num_since.get(name, 0) :] for name in _SINCE}
+        if any(first.values()):
+            pushed = [self._pushed[one] for one in first["arrived"] if one in self._pushed]
+            num_pushed = max((own + 1 for _, own in pushed), default=0)
+            self._turn(first, step, num_pushed)
+        num_pushed = step.get("num_pushed") or 0
+        self._turn(rest, step, num_pushed)
+        if self._num_come == num_pushed:
+            return True
+        return self._replica.front.load.num_outside >= step["num_outside"]  # it was refused
+
+    def _turn(self, acts: Json, step: Json, num_pushed: int) -> None:
+        replica, front = self._replica, self._replica.front
+        while self._to_come and self._to_come[0][0] < num_pushed:
+            _, numbers = self._to_come.popleft()
+            self._num_come += len(numbers)
+            replica.push(*(self._asked[number] for number in numbers))
+        for number in acts["arrived"]:
+            if number not in self._pushed:
+                replica.enter(self._asked[number])
+        permitted = step.get("num_permitted")
+        front.num_permitted = inf if permitted is None else permitted
+        if num_pushed:
+            replica.take(step.get("gives_way", False))
+        left = {id(self._asked[number]) for number in acts["aborted"]}
+        for prompt in front.remove(lambda prompt: id(prompt.asked) in left):
+            replica.enter(*prompt)
+        act_as_recorded(replica.engine, acts)
+
+    def in_numbers_of_then(self, record: Record) -> Record:
+        """Return a step's record that names those who entered as the trace does."""
+        if not isinstance(record, StepRecord):
+            return record
+        entered = [self._numbers[id(self._runner.asked(one))] for one in record.arrived]
+        return replace(record, arrived=tuple(entered))

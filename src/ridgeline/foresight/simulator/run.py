@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -23,7 +24,6 @@ from ridgeline.core.front import Front
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.core.request import Sequence, Text
-from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Step, StepOutput, Work
 from ridgeline.foresight.simulator.drafts import Drafts, SimDrafter
@@ -55,6 +55,8 @@ class SimRequest:
         turn: 0, or how many turns of its session came before: the requests just before it. Then
             its prompt is what is new behind those prompts and answers.
         think_s: of a later turn: the seconds after the answer before it.
+        is_background: whether it gives way to others.
+        push: None, or a number that the prompts of one request have in common: they come together.
     """
 
     prompt: tuple[int, ...]
@@ -71,6 +73,8 @@ class SimRequest:
     num_before: tuple[int, ...] = ()
     turn: int = 0
     think_s: float = 0.0
+    is_background: bool = False
+    push: int | None = None
 
     @property
     def num_seqs(self) -> int:
@@ -194,6 +198,20 @@ class VirtualRunner:
         return self._asked[request_id].token(index, num, max_tokens, self._end, word)
 
 
+class _PushedRequest(NamedTuple):
+    """A request before the engine, or in it, and the numbers of its push and its own."""
+
+    asked: SimRequest
+    pushed: tuple[int, int] | None = None  # None where it did not wait
+
+    @property
+    def push(self) -> int | None:
+        return self.pushed and self.pushed[0]
+
+    def has_left(self, now_s: float) -> bool:
+        return self.asked.gone_s is not None and self.asked.gone_s <= now_s
+
+
 class Replica:
     """A front and an engine: what the server runs in a thread, under any clock.
 
@@ -214,43 +232,75 @@ class Replica:
         """
         self.engine = engine
         self.ended: list[SimRequest] = []
-        self._front: Front[SimRequest] = Front()
+        self.front: Front[_PushedRequest] = Front()
         self._on_add, self._new_text = on_add, new_text
-        self._owners: dict[int, SimRequest] = {}
+        self._owners: dict[int, _PushedRequest] = {}
+        self._held: Counter[int | None] = Counter()  # sequences in the engine, by push
+        self._some_leave = False
         self._closed: list[RequestRecord] = []
         self._num_entered = 0
         engine.end_listeners.append(self._note_end)
-
-    @property
-    def num_queued(self) -> int:
-        """Prompts that wait before the engine."""
-        return len(self._front)
 
     def leave(self) -> None:
         """Give the engine back, which has no requests now."""
         self.engine.end_listeners.remove(self._note_end)
 
     def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        return self._front.is_wanted or self.engine.has_work()
+        """Whether any request waits or runs, but for what the background rests with."""
+        return self.front.is_wanted or self.engine.has_work()
 
-    def push(self, asked: SimRequest) -> None:
-        """Let a request wait for its turn."""
-        prompts, is_promised = [(asked, asked.num_to_read)], asked.due_s < inf
-        self._front.push(asked.tenant, prompts, asked.num_seqs, is_promised=is_promised)
+    @property
+    def quiet_at_s(self) -> float:
+        """When the background goes on, if nobody asks until then; inf if there is none."""
+        rests = any(asked.is_background for asked, _ in self._owners.values())
+        return self.front.quiet_at_s if rests or self.front.has_background else inf
+
+    def push(self, *prompts: SimRequest) -> None:
+        """Let a request wait for its turn, with all its prompts."""
+        asked, first = prompts[0], self.front.num_pushed
+        self._some_leave |= any(one.gone_s is not None for one in prompts)
+        self.front.push(
+            asked.tenant,
+            [
+                (_PushedRequest(one, (first, first + i)), len(one.prompt))
+                for i, one in enumerate(prompts)
+            ],
+            asked.num_seqs,
+            is_promised=asked.due_s < inf,
+            is_background=asked.is_background,
+        )
 
     def admit(self) -> None:
-        """Let in whom the engine could start. Raises ValueError if a request can never run."""
-        room, is_busy = self.engine.scheduler.room(), self.engine.has_work()
-        # A request of one prompt has no sequence in the engine before it enters.
-        for asked in self._front.take(room, lambda asked: 0, is_busy=is_busy, gives_way=False):
-            self.enter(asked)
+        """Let in whom the engine could start, and drop whose clients have gone.
 
-    def end_gone(self, now_s: float) -> None:
-        """End the requests whose clients have gone."""
-        self._front.remove(lambda asked: asked.gone_s is not None and asked.gone_s <= now_s)
-        for request_id, asked in self._owners.items():
-            if asked.gone_s is not None and asked.gone_s <= now_s:
+        While people wait, the background rests. Raises ValueError if a request can never run.
+        """
+        now_s, gave_way = self.engine.clock(), self.front.load.gives_way
+        is_inside = any(not asked.is_background for asked, _ in self._owners.values())
+        gives_way = self.front.is_waited_for(now_s, is_inside=is_inside)
+        self.take(gives_way)
+        if self._some_leave:
+            self._end_gone(now_s)
+        for request_id, (asked, _) in self._owners.items() if gives_way != gave_way else ():
+            if asked.is_background:
+                (self.engine.pause if gives_way else self.engine.resume)(request_id)
+
+    def take(self, gives_way: bool) -> None:
+        """Let in whom the engine could start. Raises ValueError if a request can never run."""
+        for prompt in self.front.take(
+            self.engine.scheduler.room(),
+            held=lambda prompt: self._held[prompt.push],
+            is_busy=self.engine.has_work(),
+            gives_way=gives_way,
+            num_since=self.engine.num_since,
+        ):
+            self.enter(*prompt)
+
+    def _end_gone(self, now_s: float) -> None:
+        for prompt in self.front.remove(lambda prompt: prompt.has_left(now_s)):
+            self.enter(*prompt)
+        for request_id, prompt in self._owners.items():
+            if prompt.has_left(now_s):
                 self.engine.abort(request_id)
 
     def step(self, is_read: bool | None = None, num_outside: int | None = None) -> list[Event]:
@@ -258,27 +308,30 @@ class Replica:
 
         ``is_read`` and ``num_outside`` are for what was recorded; else the requests say it.
         """
-        engine, self.ended = self.engine, []
-        if not engine.has_work():
-            return []
-        if is_read is None:
-            is_read = any(asked.is_read for asked in self._owners.values())
-        num_outside = self._front.num_outside if num_outside is None else num_outside
-        events = engine.step(Load(num_outside, is_read))
-        owners = self._owners
-        served = Counter([owners[e.seq_id[0]].tenant for e in events if e.token is not None])
-        for tenant, num_tokens in served.items():
-            self._front.charge(tenant, num_tokens)
+        events, owners, load = list[Event](), self._owners, self.front.load
+        if self.engine.has_work():
+            if is_read is None:
+                is_read = any(asked.is_read for asked, _ in owners.values())
+            num_outside = load.num_outside if num_outside is None else num_outside
+            events = self.engine.step(load._replace(is_read=is_read, num_outside=num_outside))
+        counted = [owners[event.seq_id[0]].asked for event in events if event.token is not None]
+        served = Counter([(asked.tenant, asked.is_background) for asked in counted])
+        for (tenant, is_background), num_tokens in served.items():
+            self.front.charge(tenant, num_tokens, is_background=is_background)
+        self.ended = []
         for record in self._closed:
-            asked = self._owners.pop(record.request_id)
+            prompt = owners.pop(record.request_id)
+            asked = prompt.asked
             self.ended.append(asked)
+            self._held[prompt.push] -= asked.num_seqs
             if asked.sampling().searches:  # beams that were not chosen are not reported
                 num_all = asked.num_seqs * max(record.num_generated)
-                self._front.charge(asked.tenant, num_all - sum(record.num_generated))
+                num_unseen = num_all - sum(record.num_generated)
+                self.front.charge(asked.tenant, num_unseen, is_background=asked.is_background)
         self._closed.clear()
         return events
 
-    def enter(self, asked: SimRequest) -> None:
+    def enter(self, asked: SimRequest, pushed: tuple[int, int] | None = None) -> None:
         """Let a request into the engine. Raises ValueError if it can never run."""
         self._num_entered += 1
         end = next(iter(self.engine.eos_ids), _END)
@@ -292,8 +345,11 @@ class Replica:
             cache_root=asked.cache_root,
             owner=asked.tenant,
             due_s=asked.due_s,
+            is_background=asked.is_background,
+            pushed=pushed,
         )
-        self._owners[request_id] = asked
+        self._owners[request_id] = prompt = _PushedRequest(asked, pushed)
+        self._held[prompt.push] += asked.num_seqs
         self._on_add(request_id, asked)
 
     def _note_end(self, record: RequestRecord) -> None:
@@ -389,7 +445,6 @@ def serve(
 ) -> None:
     """Serve a load to its end, with arrival times that count from now; see ``simulate``."""
     begin_s = hooks.now_s()
-    some_leave = any(asked.gone_s is not None for asked in load)
     sessions = [
         SessionTurn(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
         for i, session in enumerate(sessions_of(load))
@@ -398,16 +453,16 @@ def serve(
     due, waiting = sessions[:at_first], deque(sessions[at_first:])
     heapify(due)
     under_way: dict[int, tuple[SessionTurn, SimRequest]] = {}
-    while due or replica.has_work():
+    while due or replica.has_work() or replica.quiet_at_s < inf:
         if not replica.has_work():
-            hooks.wait_until(due[0].at_s)
+            hooks.wait_until(min(replica.quiet_at_s, due[0].at_s if due else inf))
+        come: list[SimRequest] = []
         while due and due[0].at_s <= hooks.now_s():
             turn = heappop(due)
-            asked = turn.asked()
-            under_way[id(asked)] = turn, asked
-            replica.push(asked)
-        if some_leave:
-            replica.end_gone(hooks.now_s())
+            come.append(turn.asked())
+            under_way[id(come[-1])] = turn, come[-1]
+        for _, prompts in groupby(come, key=_push_of):
+            replica.push(*prompts)
         replica.admit()
         replica.step()
         hooks.after_step()
@@ -418,6 +473,11 @@ def serve(
                 then = waiting.popleft()._replace(at_s=hooks.now_s() + turnaround_s)
             if then is not None:
                 heappush(due, then)
+
+
+def _push_of(asked: SimRequest) -> tuple[int | None, int]:
+    """Return what the prompts of one request have in common, and no others."""
+    return asked.push, id(asked) if asked.push is None else 0
 
 
 def sessions_of(load: Listing[SimRequest]) -> Iterator[tuple[SimRequest, ...]]:

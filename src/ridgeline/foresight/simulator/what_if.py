@@ -2,7 +2,8 @@
 
 Both runs, with the recorded settings and with the changed ones, are simulated under one model of
 time; so they differ by the settings alone. Requests come when they came, and clients leave when
-they left. That a client read slowly is left out, and so are drafts.
+they left; a batch gives way to others, and promised requests enter at once. That a client read
+slowly is left out, and so are drafts and what a forecast permitted beside promises.
 """
 
 from __future__ import annotations

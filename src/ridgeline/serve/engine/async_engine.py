@@ -31,7 +31,6 @@ from ridgeline.core.engine import Engine
 from ridgeline.core.front import QUIET_S, Front
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.request import Request, Sequence, Status
-from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.queues import Queues
 from ridgeline.core.step import Event, Runner, Step, StepOutput
 from ridgeline.foresight.simulator.forecast import state_of
@@ -132,6 +131,7 @@ class AsyncEngine(EngineClient):
             raise StreamError(why, 503)
         self._streams.add(stream)
         with self._wake:
+            stream.first_pushed = self._front.num_pushed
             self._front.push(
                 stream.tenant,
                 [((stream, i), len(stream.prompts[i])) for i in stream.open_prompts],
@@ -257,7 +257,7 @@ class AsyncEngine(EngineClient):
     def _turn(self) -> bool:
         """Wait until something is to be done, and do it; return False at the end."""
         with self._wake:
-            rests = self._front.has_background or self._front.gives_way
+            rests = self._front.has_background or self._front.load.gives_way
             if not self._wake.wait_for(self._is_wanted, QUIET_S if rests else None):
                 return True
             if self._stopping:
@@ -265,12 +265,13 @@ class AsyncEngine(EngineClient):
             if why := self.lost():
                 raise DeviceLost(why)
             self._turn_began_s = time.monotonic()
-            gave_way, gives_way = self._front.gives_way, self._is_waited_for()
+            gave_way, gives_way = self._front.load.gives_way, self._is_waited_for()
             arrivals = self._front.take(
                 self._engine.scheduler.room(),
                 held=lambda item: self._held[item[0]],
                 is_busy=self._engine.has_work(),
                 gives_way=gives_way,
+                num_since=self._engine.num_since,
             )
             gone, self._gone = self._gone, []
             pauses, self._pauses = self._pauses, {}
@@ -297,7 +298,7 @@ class AsyncEngine(EngineClient):
         asked = self._stopping or self._gone or self._callbacks or self._pauses
         if asked or self.lost() or self._front.is_wanted or self._engine.has_work():
             return True
-        rests = self._front.has_background or self._front.gives_way
+        rests = self._front.has_background or self._front.load.gives_way
         return rests and not self._is_waited_for()
 
     def _is_waited_for(self) -> bool:
@@ -318,7 +319,7 @@ class AsyncEngine(EngineClient):
         """Pause whose reader has fallen behind and, while it gives way, the background."""
         for stream, is_behind in pauses.items():
             (self._lagging.add if is_behind else self._lagging.discard)(stream)
-        gives_way = self._front.gives_way
+        gives_way = self._front.load.gives_way
         is_changed &= any(stream.is_background for stream, _ in self._owners.values())
         for request_id, (stream, _) in self._owners.items() if pauses or is_changed else ():
             if stream in pauses or (is_changed and stream.is_background):
@@ -334,7 +335,7 @@ class AsyncEngine(EngineClient):
                 before_step()
             self.step_began_s = time.monotonic()
             try:
-                events = self._engine.step(Load(self._front.num_outside, is_read))
+                events = self._engine.step(self._front.load._replace(is_read=is_read))
             except StepLost as lost:  # the engine has taken it back, and goes on from there
                 self._note_failure(lost.__cause__ or lost)
             self.step_began_s = None
@@ -350,6 +351,7 @@ class AsyncEngine(EngineClient):
 
     def _add(self, stream: RequestStream, index: int) -> None:
         prompt, params = stream.prompts[index], stream.params_of(index)
+        first = stream.first_pushed
         try:
             request_id = self._engine.add(
                 prompt,
@@ -365,6 +367,8 @@ class AsyncEngine(EngineClient):
                 token_rules=stream.token_rules,
                 due_s=stream.due_s,
                 answers=stream.answers.get(index, ()),
+                is_background=stream.is_background,
+                pushed=(first, first + stream.open_prompts.index(index)),
             )
         except ValueError as error:  # it can never run
             name = str(error).split(" ")[0]

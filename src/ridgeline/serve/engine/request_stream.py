@@ -153,6 +153,7 @@ class RequestStream:
         # Of each prompt that was begun elsewhere, the tokens of all its answers.
         self.answers: dict[int, tuple[tuple[int, ...], ...]] = {}
         self.open_prompts = list(range(len(prompts)))  # not answered when it is submitted
+        self.first_pushed = 0  # the number of the first of these, among all that are submitted
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come
         self.resume: Callable[[], None] | None = None  # while its requests are paused
