@@ -55,7 +55,7 @@ class SimRequest:
         turn: 0, or how many turns of its session came before: the requests just before it. Then
             its prompt is what is new behind those prompts and answers.
         think_s: of a later turn: the seconds after the answer before it.
-        is_background: whether it gives way to others.
+        is_background: whether it gives way to others; in a fleet none may.
         push: None, or a number that the prompts of one request have in common: they come together.
     """
 
