@@ -70,7 +70,7 @@ class Front(Generic[Item]):
     @property
     def is_wanted(self) -> bool:
         """Whether a prompt is here that people wait for."""
-        return bool(self._promised or len(self))
+        return bool(self._promised or self._queue or [*self._new_prompts()])
 
     @property
     def has_background(self) -> bool:
@@ -146,7 +146,7 @@ class Front(Generic[Item]):
             room = room._replace(num_seqs=min(room.num_seqs, int(self.num_permitted)))
         taken = self._queue.take(room, held)
         self.num_permitted = max(0, self.num_permitted - len(taken))
-        if not taken and not gives_way:
+        if self._background and not taken and not gives_way:
             taken = self._background.take(room, held)
         num_outside = int(min(len(self._queue), self.num_permitted))
         num_outside += 0 if gives_way else len(self._background)
