@@ -198,7 +198,8 @@ class _World:
         self._turn(rest, step, num_pushed)
         if self._num_come == num_pushed:
             return True
-        return self._replica.front.load.num_outside >= step["num_outside"]  # it was refused
+        num_outside: int = step["num_outside"]
+        return self._replica.front.load.num_outside >= num_outside  # they were refused
 
     def _turn(self, acts: Json, step: Json, num_pushed: int) -> None:
         replica, front = self._replica, self._replica.front
