@@ -116,9 +116,6 @@ def _with(meta: ConfigReader, values: _Values) -> ConfigReader:
     return replace(meta, values={**meta.values, **changed})
 
 
-# --- layers that are halves ------------------------------------------------------------------
-
-
 def _halves(meta: ConfigReader, family: Family, num_layers: int) -> tuple[ConfigReader, list[str]]:
     """Return metadata with one number where the file has one for each half, and what each is.
 
@@ -143,9 +140,6 @@ def _by_layer(meta: ConfigReader, key: str, count: int, most: int = 1) -> list[i
     if len(numbers) != count or len({*numbers} - {0}) > most or min(numbers, default=0) < 0:
         meta.fail(f"{meta.name(key)} must have one number, or 0, for each of the layers")
     return numbers
-
-
-# --- attention: heads, windows, ropes, widths --------------------------------------------------
 
 
 def _add_attention(
@@ -251,9 +245,6 @@ def _widths(meta: ConfigReader, num_layers: int) -> list[int]:
     if len(widths) != num_layers or min(widths) < 1:
         meta.fail(f"{meta.name(_WIDTH)} must have a width for each of the layers")
     return widths
-
-
-# --- rope ------------------------------------------------------------------------------------
 
 
 def _add_rope(
