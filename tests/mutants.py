@@ -46,7 +46,7 @@ class Mutant(NamedTuple):
     why: str  # what is wrong with it
 
 
-BLOCKS, CACHE, REQUEST = "core/cache/block_pool.py", "core/cache/kvcache.py", "core/request.py"
+BLOCKS, CACHE, REQUEST = "core/cache/kvcache.py", "core/cache/kvcache.py", "core/request.py"
 SCHEDULER, POLICIES, ENGINE = (
     "core/scheduling/scheduler.py",
     "core/scheduling/policies.py",

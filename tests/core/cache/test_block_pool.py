@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.cache.block_pool import BlockPool
+from ridgeline.core.cache.kvcache import BlockPool
 from ridgeline.core.request import Content
 
 

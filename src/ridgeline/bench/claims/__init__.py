@@ -14,8 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ridgeline.bench.claims.harness import Harness, LoadSizes
-from ridgeline.bench.claims.real import RealStage
+from ridgeline.bench.claims.harness import LLAMA_2_13B, Harness, LoadSizes, RealStage, VirtualStage
 from ridgeline.bench.claims.techniques import (
     BatchSize,
     Found,
@@ -23,7 +22,6 @@ from ridgeline.bench.claims.techniques import (
     batch_sizes,
     techniques,
 )
-from ridgeline.bench.claims.virtual import LLAMA_2_13B, VirtualStage
 from ridgeline.bench.out_file import check_out, write_out
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.planner import PlanFlags

@@ -69,7 +69,7 @@ def serve(
     a file is not what it should be, or no warm-up request succeeds.
     """
     # Not imported above: it takes 80 ms, which no other command should pay.
-    from ridgeline.bench.load.clients import drive_many
+    from ridgeline.bench.load.client import drive_many
 
     load = replace(load, seed=secrets.randbits(32) if load.seed is None else load.seed)
     limits_ms, (planned, num_left_out) = parse_limits(goodput), read_plan(load)

@@ -9,9 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ridgeline.text.messages.tool_calls import MessageDelta
-from ridgeline.trust.receipts.answers.anthropic import as_object
-from ridgeline.trust.receipts.answers.places import STYLES, places_of
-from ridgeline.trust.receipts.answers.shown import ShownAnswer, ShownChoice, ShownRun
+from ridgeline.trust.receipts.answers import (
+    STYLES,
+    ShownAnswer,
+    ShownChoice,
+    ShownRun,
+    as_object,
+    places_of,
+)
 from ridgeline.trust.receipts.statement import Receipt, StatedAnswer, digest_of
 
 _IDS = ("", "chatcmpl-", "cmpl-", "msg_", "resp_")  # how ids of answers begin

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
 
-from ridgeline.trust.receipts.answers.file import objects_in, shown_in
-from ridgeline.trust.receipts.answers.shown import ShownAnswer
+from ridgeline.trust.receipts.answers import ShownAnswer, objects_in, shown_in
 from ridgeline.trust.receipts.statement import Envelope, Receipt, Statement
 
 MOST_BYTES = 32 << 20  # of a receipt: a prompt of a million tokens has fewer
