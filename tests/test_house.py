@@ -20,9 +20,9 @@ BOUNDS = {
     "doors below a top": 0,
     "doors at the fullest top": 11,
     "arrows between rooms": 64,
-    "files": 620,
-    "files with one importer": 150,
-    "lines in the package": 115_980,
+    "files": 616,
+    "files with one importer": 142,
+    "lines in the package": 115_900,
     "parameters of the largest constructor": 12,
     "mentions of trust in the server": 52,
 }
