@@ -20,16 +20,16 @@ BOUNDS = {
     "doors below a top": 0,
     "doors at the fullest top": 11,
     "arrows between rooms": 64,
-    "files": 616,
-    "files with one importer": 142,
-    "lines in the package": 115_900,
+    "files": 609,
+    "files with one importer": 141,
+    "lines in the package": 115_890,
     "parameters of the largest constructor": 12,
     "mentions of trust in the server": 52,
 }
 SHOWN = {
     "doors below a top": deep_doors,
     "doors at the fullest top": fullest_top,
-    "files with one importer": with_one_importer,
+    "files with one importer": 141with_one_importer,
     "parameters of the largest constructor": lambda: sorted(constructors())[-3:],
     "mentions of trust in the server": mentions,
 }
