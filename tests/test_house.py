@@ -29,7 +29,7 @@ BOUNDS = {
 SHOWN = {
     "doors below a top": deep_doors,
     "doors at the fullest top": fullest_top,
-    "files with one importer": 141with_one_importer,
+    "files with one importer": with_one_importer,
     "parameters of the largest constructor": lambda: sorted(constructors())[-3:],
     "mentions of trust in the server": mentions,
 }
