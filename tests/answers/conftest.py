@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.backends.cuda.device import TWINS
+from tests.gpu.on_cpu import compute_on_cpu
 from tests.llama2c import convert
 from tests.real_models import SHARED_MODELS, shared_files
 
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def on_twins() -> Iterator[None]:
     """Let the cuda backend compute on the CPU, in these tests and no others of this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(TWINS, "1")
+        compute_on_cpu(patch)
         yield
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from ridgeline.backends import cuda, reference
+from ridgeline.backends.cuda.loading import load_runner
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.engine import Engine
@@ -26,16 +28,18 @@ LONGEST, BLOCK = 64, 16
 Answers = dict[tuple[int, int], list[int | None]]
 
 
-def runners(folder: Path, name: str, **settings: Any) -> tuple[Any, Any, Setup]:
+def runners(
+    folder: Path, name: str, *, ops: Any = twins, **settings: Any
+) -> tuple[Any, Any, Setup]:
     """Return a tiny model on the cuda backend and on the reference, and their settings."""
     checkpoint = load_checkpoint(write_family(folder / name, name))
     shape = {"block_size": BLOCK, "threads": 1, "max_model_len": LONGEST, "max_num_seqs": 8}
     shape |= {"max_num_batched_tokens": 64, "num_blocks": 80, "num_states": 4}
     shape |= {"dtype": "f32", "kv_cache_dtype": "f32", "groups": cache_groups(checkpoint.arch)}
     setup = Setup(**shape | settings)
-    setup = cuda.check(setup, checkpoint.arch)
+    setup = cuda.settle(setup, checkpoint.arch)
     plain = reference.new_runner(checkpoint, setup, NOWHERE)
-    return cuda.new_runner(checkpoint, setup, NOWHERE), plain, setup
+    return load_runner(checkpoint, setup, NOWHERE, ops), plain, setup
 
 
 def engine_over(

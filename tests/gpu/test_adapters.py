@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
 
 from ridgeline import LLM
-from ridgeline.backends.cuda.device import ORDERED, TWINS
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.answers.tiny_families import write_family
+from tests.gpu import ordered
 from tests.gpu.engines import IDS, answers, engine_over, runners
 from tests.lora import random_adapter, random_pairs, write_peft
 
@@ -118,13 +118,10 @@ def found(runner: Any, *items: Work) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", pytest.param("int8", marks=pytest.mark.full)])
-def test_a_row_s_bits_are_its_own(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_s_bits_are_its_own(dtype: str, tmp_path: Path) -> None:
     """Alone, beside other adapters, in pieces; one without has the bits of a runner without."""
-    monkeypatch.setenv(TWINS, ORDERED)
     cache = "f32" if dtype == "f32" else "bf16"
-    how = {"dtype": dtype, "kv_cache_dtype": cache}
+    how = {"dtype": dtype, "kv_cache_dtype": cache, "ops": ordered}
     mine, _, _ = runners(tmp_path / "a", "qwen2", max_lora_rank=RANK, **how)
     without, _, _ = runners(tmp_path / "b", "qwen2", **how)
     _, kept = adapt(mine.arch, mine)

@@ -17,7 +17,8 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 import torch
 
 from ridgeline.backends import cuda
-from ridgeline.backends.cuda import measure, twins
+from ridgeline.backends.cuda import measure
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.cases import CASES, EXACT
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.measure.parts import smoke
@@ -29,6 +30,7 @@ from ridgeline.bench.gpu import LOST, PARTS
 from ridgeline.cli.commands.doctor import gpu_roof_facts
 from ridgeline.system.machine import DeviceLost
 from tests.gpu.executed import never_executed, traced
+from tests.gpu.on_cpu import measure_in_small, say_there_is_a_gpu
 from tests.waiting import started
 
 # Statements that ``--tiny`` never executes, by function. Those of the peer run where it is.
@@ -45,7 +47,9 @@ _IN_TESTS = {"inputs/attention.Texts.alone": 3}
 _LEFT = _ON_A_GPU | _WHERE_SOMETHING_FAILS | _IN_TESTS
 
 
-def test_doctor_measures_the_roof_of_a_gpu(tmp_path: Path) -> None:
+def test_doctor_measures_the_roof_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    say_there_is_a_gpu(monkeypatch)
+    measure_in_small(monkeypatch)
     known = dict(gpu_roof_facts(tmp_path))
     assert known.keys() == {"gpu memory roof", "gpu bf16 roof"}
     for name, unit in (("gpu memory roof", "TB/s"), ("gpu bf16 roof", "TFLOP/s")):
@@ -54,6 +58,7 @@ def test_doctor_measures_the_roof_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_doctor_says_why_a_roof_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    say_there_is_a_gpu(monkeypatch)
     monkeypatch.setattr(parts, "_MODULE", "ridgeline.backends.cuda.no_such_module")
     assert {line.startswith("unknown: ") for _, line in gpu_roof_facts(tmp_path)} == {True}
 
@@ -114,7 +119,7 @@ def test_a_process_whose_device_is_lost_ends_with_a_status_of_its_own() -> None:
 
 
 def test_cases_for_which_no_time_is_left_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    part = Part("products", 0)
+    part = Part("products", 0, is_tiny=True)
     part.is_tiny = False  # on a CPU there is always time
     part.run([("first", lambda: part.say("first")), ("second", lambda: part.say("second"))])
     assert findings(capsys) == [
@@ -147,7 +152,7 @@ def test_the_smallest_models_need_every_operation(monkeypatch: pytest.MonkeyPatc
 
     for name in twins.__all__:
         monkeypatch.setattr(twins, name, counted(name, getattr(twins, name)))
-    smoke.measure(Part("smoke", 600))
+    smoke.measure(Part("smoke", 600, is_tiny=True))
     assert called == set(twins.__all__)
 
 
@@ -164,7 +169,7 @@ def test_an_operation_that_is_wrong_is_found(name: str, capsys: pytest.CaptureFi
             return (made[0] + 1, *made[1:])
         return made * 1.001
 
-    part = Part("correct", 60)
+    part = Part("correct", 60, is_tiny=True)
     part.ops = SimpleNamespace(**vars(twins) | {name: off})
     part.run(CASES[name](part))
     assert any(not one.get("ok", True) for one in findings(capsys))
@@ -174,7 +179,7 @@ def test_a_case_that_fails_ends_nothing_else(capsys: pytest.CaptureFixture[str])
     def fail() -> None:
         raise RuntimeError("no kernel image")
 
-    part = Part("products", 60)
+    part = Part("products", 60, is_tiny=True)
     part.run([("first", fail), ("second", lambda: part.say("second", us=1.0))])
     part.run([("others", fail)], are_ours=False)
     first, second, others = findings(capsys)
@@ -188,7 +193,7 @@ def test_a_device_that_is_lost_ends_the_part(capsys: pytest.CaptureFixture[str])
     def fail() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    part = Part("products", 60)
+    part = Part("products", 60, is_tiny=True)
     with pytest.raises(DeviceLost, match="illegal memory access"):
         part.run([("first", fail), ("second", lambda: part.say("second"))])
     (first,) = findings(capsys)
@@ -202,7 +207,7 @@ def test_a_launch_that_is_refused_loses_no_device(
         raise torch.AcceleratorError("CUDA error: invalid configuration argument")
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)  # it still answers
-    part = Part("products", 60)
+    part = Part("products", 60, is_tiny=True)
     part.run([("first", fail), ("second", lambda: part.say("second"))])
     first, second = findings(capsys)
     assert "invalid configuration" in first["failed"]
@@ -217,13 +222,13 @@ def test_a_device_that_is_lost_within_a_case_of_a_case_is_said_once(
     def fail() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    part = Part("engine", 60)
+    part = Part("engine", 60, is_tiny=True)
     with pytest.raises(DeviceLost):
         part.run([("outer", lambda: part.run([("inner", fail)]))])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one.get("ends") for one in lines if "ends" in one] == ["inner"]
     assert [one["what"] for one in lines if "what" in one] == ["inner"]
-    again = Part("engine", 60, skip=["inner"])
+    again = Part("engine", 60, skip=["inner"], is_tiny=True)
     again.run([("outer", lambda: again.run([("inner", fail), ("next", lambda: None)]))])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["ends"] for one in lines if "ends" in one] == ["next", "outer"]
@@ -231,7 +236,7 @@ def test_a_device_that_is_lost_within_a_case_of_a_case_is_said_once(
 
 def test_workers_share_cases(capsys: pytest.CaptureFixture[str]) -> None:
     for worker in range(2):
-        part = Part("correct", 60, worker=worker, workers=2)
+        part = Part("correct", 60, worker=worker, workers=2, is_tiny=True)
         part.run([(f"{i}", lambda i=i, part=part: part.say(f"{i}")) for i in range(5)])
     assert [one["what"] for one in findings(capsys)] == ["0", "2", "4", "1", "3"]
 

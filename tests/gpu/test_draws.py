@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 import torch
 
-from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.inputs.draws import asks_of, logits_of
 from ridgeline.backends.cuda.step import draws as draws_
 from ridgeline.backends.cuda.step.draws import Draws

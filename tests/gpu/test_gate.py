@@ -11,27 +11,25 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.cuda.approval import FILE, read, remember
-from ridgeline.bench import gpu as parts
 from ridgeline.bench.gpu import bench_gpu
 from ridgeline.cli.commands.doctor import facts
 from ridgeline.planner import plan
 from tests.backends.cuda.test_cards import install
 from tests.engine.test_llm import write_model
-
-_LONG_S = 3600.0  # a busy processor takes longer than a GPU may
+from tests.gpu.on_cpu import LONG_S, measure_in_small, say_there_is_a_gpu
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path / "home"))
+    say_there_is_a_gpu(monkeypatch)
     return tmp_path / "home"
 
 
 def test_auto_is_the_gpu_once_it_has_passed(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "PARTS", dict.fromkeys(parts.PARTS, _LONG_S))
-    monkeypatch.setattr(parts, "_SILENT_S", _LONG_S)
+    measure_in_small(monkeypatch)
     model, params = write_model(tmp_path / "tiny"), SamplingParams(temperature=0, max_tokens=8)
     with LLM(model, dtype="f32") as llm:
         before = llm.generate("hello", params)[0].outputs[0].token_ids
@@ -40,14 +38,14 @@ def test_auto_is_the_gpu_once_it_has_passed(
             "backend cpu: the GPU has not passed ridgeline bench gpu yet; --backend cuda takes "
             "the GPU anyway"
         )
-    assert bench_gpu(["smoke", "correct", "bits"], _LONG_S, is_tiny=False, out=None)
+    assert bench_gpu(["smoke", "correct", "bits"], LONG_S, is_tiny=False, out=None)
     with LLM(model, dtype="f32") as llm:
         assert llm.config.backend == "cuda"
         assert "passed ridgeline bench gpu on 20" in llm.config.notes[0]
         assert llm.generate("hello", params)[0].outputs[0].token_ids == before
     said = dict(facts(home))
     assert said["gpu gate"].endswith(": --backend auto takes it")
-    assert said["backend"].startswith("cuda (torch ")
+    assert said["backend"].startswith("cuda (NVIDIA H200, torch ")
     remember(home, "2026-11-28", is_right=False)
     with LLM(model) as llm:
         assert llm.config.backend == "cpu"

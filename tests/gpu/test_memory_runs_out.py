@@ -13,10 +13,10 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.backends.cuda.device import ORDERED, TWINS
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.serve.engine.async_engine import BisectingRunner
+from tests.gpu import ordered
 from tests.gpu.engines import IDS, engine_over, runners
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -53,12 +53,9 @@ class Allocations(TorchDispatchMode):
 
 
 @pytest.fixture(params=["qwen2", pytest.param("gpt-oss", marks=pytest.mark.full)])
-def engine(
-    request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[list[BaseException]], Engine]:
+def engine(request: Any, tmp_path: Path) -> Callable[[list[BaseException]], Engine]:
     """Make an engine that repeats failed steps in halves, as a server does."""
-    monkeypatch.setenv(TWINS, ORDERED)
-    runner, _, setup = runners(tmp_path, request.param)
+    runner, _, setup = runners(tmp_path, request.param, ops=ordered)
 
     def made(failures: list[BaseException]) -> Engine:
         engine = engine_over(runner, setup, caches=False)

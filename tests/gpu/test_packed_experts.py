@@ -15,7 +15,7 @@ import torch
 from gguf.quants import quantize
 
 from ridgeline.backends import cuda, reference
-from ridgeline.backends.cuda import device
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.shapes import SMALL_ARCHS, setup_of
 from ridgeline.backends.cuda.model.weights import load
 from ridgeline.backends.cuda.packed import Packed, pack
@@ -57,9 +57,8 @@ def test_a_file_s_blocks_of_experts_are_computed_as_they_are(dtype: str) -> None
     taken = sum(part.nbytes for parts in weights.by_name().values() for part in parts)
     assert taken == sum(weights_bytes(checkpoint, dtype).values())
     setup = setup_of("f32", num_seqs=4, num_tokens=64, max_len=64, num_blocks=8)
-    mine = CudaRunner(
-        Shard(ARCH), weights, setup
-    )  # tokens in float32, so that nothing else is rounded
+    # Tokens in float32, so that nothing else is rounded.
+    mine = CudaRunner(Shard(ARCH), weights, setup, ops=twins)
     plain = reference.new_runner(checkpoint, setup, NOWHERE)
     for low, high in ((0, 40), (40, 41)):
         got, wanted = (one.prompt_logits(IDS[low:high], low) for one in (mine, plain))
@@ -88,9 +87,8 @@ def test_matrices_of_five_bits_in_a_file_are_not_rounded_to_four() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_no_format_of_experts_is_refused(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "check", lambda: None)
+def test_no_format_of_experts_is_refused(dtype: str) -> None:
     setup = setup_of(dtype, num_seqs=4, num_tokens=64, max_len=64, num_blocks=8)
-    assert cuda.check(setup, ARCH).dtype == dtype
+    assert cuda.settle(setup, ARCH).dtype == dtype
     room = sum(weights_bytes(stored("int4", {}), "int4").values())
     assert "--dtype int4 takes" in cuda.too_large(stored("int4", {}), "bf16", room)

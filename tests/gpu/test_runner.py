@@ -16,14 +16,15 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 import torch
 
 from ridgeline.backends import cuda
-from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.loading import (
     DEAREST,
     blocks_of_rest,
     check_cache,
     fill,
+    load_runner,
     step_of,
 )
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.model.weights import build
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.ranks.shard import Shard
@@ -42,8 +43,8 @@ from tests.tiny import PLAIN, RECURRENT, checkpoint, new_setup
 
 
 def runner_of(arch: ModelArch, **settings: Any) -> CudaRunner:
-    setup = cuda.check(new_setup(**{"num_blocks": 40} | settings), arch)
-    return cuda.new_runner(checkpoint(arch), setup, NOWHERE)
+    setup = cuda.settle(new_setup(**{"num_blocks": 40} | settings), arch)
+    return load_runner(checkpoint(arch), setup, NOWHERE, twins)
 
 
 def test_every_tensor_is_named_once_in_the_ledger() -> None:
@@ -74,7 +75,7 @@ def test_what_is_reckoned_of_weights_and_cache_is_what_they_take() -> None:
         runner = runner_of(PLAIN, dtype=dtype, kv_cache_dtype="auto")
         memory = runner.memory()
         of_weights = [part.num_bytes for name, part in memory.items() if name.startswith("weights")]
-        setup = cuda.check(new_setup(dtype=dtype, kv_cache_dtype="auto"), PLAIN)
+        setup = cuda.settle(new_setup(dtype=dtype, kv_cache_dtype="auto"), PLAIN)
         reckoned = cuda.packed_bytes(checkpoint(PLAIN), setup)
         assert sum(reckoned.values()) == sum(of_weights) - memory["weights.rope"].num_bytes
         of_token = cuda.footprint(PLAIN, setup).kv_bytes_per_token
@@ -255,7 +256,7 @@ def test_parts_of_a_copy_are_apart_and_aligned() -> None:
 def test_a_step_of_256_sequences_takes_few_calls_of_python() -> None:
     """Counted with a device that does nothing: of scheduling, a step ahead, and folding."""
     arch = PLAIN
-    setup = cuda.check(
+    setup = cuda.settle(
         new_setup(max_model_len=512, max_num_seqs=256, max_num_batched_tokens=2048, num_blocks=64),
         arch,
     )

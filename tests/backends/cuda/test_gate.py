@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from ridgeline.backends.cuda.approval import FILE, read, remember
-from ridgeline.backends.cuda.device import TWINS, has_driver
-
-without_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is not None, reason="torch is here"
-)
+from ridgeline.backends.cuda.device import has_driver
+from tests.gpu.on_cpu import say_there_is_a_gpu
 
 
-@pytest.mark.skipif(has_driver(), reason="this machine has a GPU, or twins")
+@pytest.mark.skipif(has_driver(), reason="this machine has a GPU")
 def test_where_there_is_no_gpu_nothing_is_said(tmp_path: Path) -> None:
     assert read(tmp_path) is None
 
 
-@without_torch
 def test_a_gpu_that_passed_is_of_no_use_without_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(TWINS, "1")
+    say_there_is_a_gpu(monkeypatch, has_torch=False)
     found = read(tmp_path)
     assert found is not None
     assert found == (False, "the GPU has not passed ridgeline bench gpu yet")
@@ -35,9 +30,8 @@ def test_a_gpu_that_passed_is_of_no_use_without_torch(
     assert found.why.startswith("torch is not installed: pip install")
 
 
-@without_torch
 def test_a_damaged_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TWINS, "1")
+    say_there_is_a_gpu(monkeypatch, has_torch=False)
     for content in (b"", b"[1]", b'{"a": 1}', b"\xff", b'{"a":'):
         (tmp_path / FILE).write_bytes(content)
         assert read(tmp_path) == (False, "the GPU has not passed ridgeline bench gpu yet")

@@ -29,7 +29,7 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
 
 def small_part(dtype: torch.dtype = torch.float32) -> Part:
     """Return a part of the bench, whose inputs are small, on the CPU, and of a type."""
-    part = Part("tests", 60)
+    part = Part("tests", 60, is_tiny=True)
     part.dtype = dtype
     return part
 

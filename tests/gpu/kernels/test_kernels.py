@@ -16,8 +16,9 @@ pytest.importorskip("tests.gpu.kernels.interpreted")
 import numpy as np
 import torch
 
-from ridgeline.backends.cuda import kernels, packed, tiles, twins
+from ridgeline.backends.cuda import kernels, packed, tiles
 from ridgeline.backends.cuda.kernels.draws import filters
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.cases import CASES
 from ridgeline.backends.cuda.measure.inputs.draws import DRAWS, asks_of, logits_of, signed
 from ridgeline.backends.cuda.step.draws import Draws

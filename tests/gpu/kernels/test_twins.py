@@ -14,8 +14,9 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 import torch
 from gguf.quants import dequantize, quantize
 
-from ridgeline.backends.cuda import packed, twins
+from ridgeline.backends.cuda import packed
 from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.inputs.attention import heads_inputs
 from ridgeline.backends.cuda.measure.inputs.draws import DRAWS
 from ridgeline.backends.reference import parts

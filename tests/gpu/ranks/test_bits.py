@@ -14,13 +14,13 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 import torch
 
-from ridgeline.backends import cuda
-from ridgeline.backends.cuda.device import ORDERED, TWINS
 from ridgeline.backends.cuda.layer_spec import missing
+from ridgeline.backends.cuda.loading import load_runner
 from ridgeline.backends.cuda.ranks.shard import check
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.model.files.tensors import Checkpoint
+from tests.gpu import ordered
 from tests.gpu.engines import IDS, NOWHERE, answers, engine_over
 from tests.gpu.ranks.threads import ThreadRanks, tiny_model
 from tests.lora import random_adapter
@@ -34,12 +34,11 @@ OTHERS = [name for name in (*CONFIGS, *NEWER) if name not in SOME]
 
 
 @pytest.fixture(autouse=True)
-def _ordered_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def _sigmoids_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no bit depend on the size of a tensor.
 
     On a CPU torch computes the last few sigmoids of a tensor in another way than the others.
     """
-    monkeypatch.setenv(TWINS, ORDERED)
     sigmoid = torch.sigmoid
     monkeypatch.setattr(torch, "sigmoid", lambda x: sigmoid(x.double()).to(x.dtype))
 
@@ -69,7 +68,7 @@ def found_by(runner: Any, setup: Any) -> tuple[np.ndarray[Any, Any], list[list[l
 
 def same(folder: Path, name: str, counts: Sequence[int] = (2, 4), **settings: Any) -> None:
     checkpoint, setup = tiny_model(folder, name, **settings)
-    wanted = found_by(cuda.new_runner(checkpoint, setup, NOWHERE), setup)
+    wanted = found_by(load_runner(checkpoint, setup, NOWHERE, ordered), setup)
     for count in counts:
         several = replace(setup, tensor_parallel_size=count)
         logits, tokens = found_by(ThreadRanks(checkpoint, several), several)

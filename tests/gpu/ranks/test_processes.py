@@ -24,7 +24,6 @@ import pytest
 pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
 
 from ridgeline.backends import cuda
-from ridgeline.backends.cuda.device import ORDERED, TWINS
 from ridgeline.backends.cuda.processes import rank_processes as watch
 from ridgeline.backends.cuda.processes import runner as runner_
 from ridgeline.backends.cuda.ranks import group
@@ -34,6 +33,7 @@ from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.system.machine import DeviceLost
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.gpu.engines import IDS, NOWHERE, answers, engine_over
+from tests.gpu.on_cpu import ORDERED, compute_on_cpu
 from tests.gpu.ranks.threads import tiny_model
 from tests.lora import random_adapter
 from tests.waiting import PATIENCE_S, started
@@ -46,7 +46,7 @@ PLAIN = [(IDS[:5], GREEDY), (IDS[7:30], GREEDY)]  # runs ahead
 
 @pytest.fixture(autouse=True)
 def _ordered_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TWINS, ORDERED)
+    compute_on_cpu(monkeypatch, ORDERED)
 
 
 def pids_of(runner: Any) -> dict[int, int]:
@@ -202,7 +202,8 @@ def test_a_rank_that_stops_while_it_loads_ends_the_engine(
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
     """Serve a model on two ranks; yield the process, its address, and the second rank's process."""
-    command = [str(Path(sys.executable).parent / "ridgeline"), "serve", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "tests.gpu.ranks.command_line"]
+    command += ["serve", str(folder), "--port", "0"]
     command += ["--backend", "cuda", "--tensor-parallel-size", "2", "--dtype", "f32"]
     command += ["--kv-cache-memory", "1MiB"]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

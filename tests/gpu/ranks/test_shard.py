@@ -67,8 +67,7 @@ def test_what_cannot_be_divided_is_refused(arch: ModelArch, count: int, message:
     check(arch, 1)
 
 
-def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(device.TWINS)
+def test_more_ranks_than_gpus_are_refused() -> None:
     with pytest.raises(ValueError, match="--tensor-parallel-size 2: this machine has 0 GPUs"):
         device.check_count(2)
 

@@ -21,6 +21,7 @@ from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import cache_groups
 from tests.answers.tiny_families import write_family
+from tests.gpu import ordered
 from tests.gpu.engines import BLOCK, LONGEST, NOWHERE
 
 
@@ -64,7 +65,7 @@ class ThreadRanks:
             ranks = Ranks(
                 rank, count, Group(self._meeting, rank, order), torch.zeros(count).numpy()
             )
-            return load_rank(checkpoint, setup, NOWHERE, rank, lambda device: ranks)[0]
+            return load_rank(checkpoint, setup, NOWHERE, rank, lambda device: ranks, ordered)[0]
 
         self.runners = self._all(load, range(count))
         self.arch, self.num_blocks = checkpoint.arch, setup.num_blocks
@@ -113,4 +114,4 @@ def tiny_model(
         groups=cache_groups(checkpoint.arch),
     )
     setup = replace(setup, **settings)
-    return checkpoint, cuda.check(setup, checkpoint.arch) if checks else setup
+    return checkpoint, cuda.settle(setup, checkpoint.arch) if checks else setup

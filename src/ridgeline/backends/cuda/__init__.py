@@ -3,8 +3,8 @@
 Other code imports only this module. It imports torch when a model is loaded and not before, so a
 machine without torch can plan, and is told what is missing. ``layer_spec`` says what is refused,
 ``sizes`` what a model takes, ``device`` what there is to compute on. ``model`` has the layers as
-calls of operations, ``step`` a step's arrays and graphs, ``kernels`` the operations, and ``twins``
-the same in torch: they define what the kernels must return, and run in tests.
+calls of operations, ``step`` a step's arrays and graphs, ``kernels`` the operations, and
+``measure`` what a GPU has to return, by the same operations in torch, and how fast it is.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def expected_bytes(arch: ModelArch, setup: Setup) -> Mapping[str, int]:
     return sizes.arch_bytes(arch, setup.dtype, setup.tensor_parallel_size, {})
 
 
-def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int | None:
-    """Return the device memory that a model may take; None where it takes the machine's memory.
+def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int:
+    """Return the device memory that a model may take.
 
     Raises ValueError, which names the largest format that fits, if the weights are larger.
     """
     room = device.room_bytes()
     need = sum(packed_bytes(checkpoint, setup).values())
-    if room is None or need <= room:
+    if need <= room:
         return room
     raise ValueError(too_large(checkpoint, setup.dtype, room, setup.tensor_parallel_size))
 

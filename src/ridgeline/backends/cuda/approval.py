@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from ridgeline.backends.cuda.device import describe, facts, has_driver, problem, uses_twins
+from ridgeline.backends.cuda import device
 from ridgeline.system.machine import digest_of_sources, write_whole
 
 FILE = "gpu_gate.json"
@@ -35,15 +35,17 @@ def read(home: Path) -> Approval | None:
 
     torch is imported only if some GPU has passed before.
     """
-    if not has_driver():
+    if not device.has_driver():
         return None
     if not (passed := _passed(home)):
         return Approval(False, "the GPU has not passed ridgeline bench gpu yet")
-    if why := problem():
+    if why := device.problem():
         return Approval(False, why)
     if date := passed.get(_key()):
-        return Approval(True, f"{describe()} passed ridgeline bench gpu on {date}")
-    return Approval(False, f"{describe()} has not passed ridgeline bench gpu with this version")
+        return Approval(True, f"{device.describe()} passed ridgeline bench gpu on {date}")
+    return Approval(
+        False, f"{device.describe()} has not passed ridgeline bench gpu with this version"
+    )
 
 
 def remember(home: Path, date: str, *, is_right: bool) -> None:
@@ -58,11 +60,10 @@ def remember(home: Path, date: str, *, is_right: bool) -> None:
 
 def _key() -> str:
     """Return what the bits of an answer depend on here."""
-    known = facts()
+    known = device.facts()
     triton = version("triton") if known.has_triton else None
     code = digest_of_sources(Path(__file__).parent.parent, ["cuda"])
-    gpu = "twins" if uses_twins() else known.gpu
-    return f"{gpu}, torch {known.torch}, triton {triton}, code {code[:_NUM_HEX]}"
+    return f"{known.gpu}, torch {known.torch}, triton {triton}, code {code[:_NUM_HEX]}"
 
 
 def _passed(home: Path) -> dict[str, str]:

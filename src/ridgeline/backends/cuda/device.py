@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from ridgeline.backends.interface import MemoryUse
 
-TWINS = "RIDGELINE_CUDA_TWINS"  # set in tests: all is computed on the CPU, without kernels
-ORDERED = "ordered"  # the value that gives twins' sums one order, like those of kernels
 _LEAST_TORCH = (2, 9)
 _LEAST_CAPABILITY = (8, 0)  # bf16 products
 KEPT_SHARE = 0.02  # of the device's memory stays free, for what others begin to use
@@ -121,25 +119,25 @@ def what_is_missing(known: DeviceFacts) -> str | None:
     return None
 
 
-def uses_twins() -> bool:
-    """Whether all is to be computed on the CPU, by torch's twins of the kernels: in tests."""
-    return bool(os.environ.get(TWINS))
-
-
 def problem() -> str | None:
     """Return why there is no device to compute on, with the way out; None if there is one."""
-    return None if uses_twins() and _has("torch") else what_is_missing(facts())
+    return what_is_missing(facts())
 
 
-def check() -> None:
-    """Raise ValueError, with the way out, unless there is a device to compute on."""
+def check(*, on_cpu: bool = False) -> None:
+    """Raise ValueError, with the way out, unless there is a device to compute on.
+
+    Computing on the CPU, ``on_cpu``, takes torch alone.
+    """
+    if on_cpu and _has("torch"):
+        return
     if why := problem():
         raise ValueError(f"--backend cuda: {why}")
 
 
 def check_count(ranks: int) -> None:
-    """Raise ValueError unless there is a device for each rank; twins need none."""
-    if ranks == 1 or uses_twins():
+    """Raise ValueError unless there is a device for each rank."""
+    if ranks == 1:
         return
     import torch
 
@@ -147,10 +145,8 @@ def check_count(ranks: int) -> None:
         raise ValueError(f"--tensor-parallel-size {ranks}: this machine has {count} GPUs")
 
 
-def room_bytes() -> int | None:
-    """Return the device memory that can be used; None for twins, which live in RAM."""
-    if uses_twins():
-        return None
+def room_bytes() -> int:
+    """Return the device memory that can be used."""
     import torch
 
     free_bytes, total_bytes = torch.cuda.mem_get_info(0)
@@ -184,8 +180,6 @@ def ops_per_byte() -> float | None:
 
     None where there is no GPU, or its generation is not known.
     """
-    if uses_twins():
-        return None
     return rates_ratio(*(_attribute(number) for number in _RATES))
 
 
@@ -216,14 +210,12 @@ def _attribute(number: int) -> int:
 
 
 def has_driver() -> bool:
-    """Whether there is an NVIDIA driver, or twins take its place; torch is not imported."""
-    return uses_twins() or _driver() is not None
+    """Whether there is an NVIDIA driver; torch is not imported."""
+    return _driver() is not None
 
 
 def describe() -> str:
     """Return what it computes with, in a few words."""
-    if uses_twins():
-        return f"torch {version('torch')} on the CPU, for tests"
     known = facts()
     return what_is_missing(known) or f"{known.gpu}, torch {known.torch}"
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ridgeline.backends.cuda import device as devices
-from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.model import weights as weights_
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.ranks.shard import Shard
@@ -37,9 +36,11 @@ _MODEL_TOO_LARGE = (
 _SHORT_TOKENS = 512  # of a sequence; a cache that cannot hold it is of no use
 
 
-def load_runner(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> CudaRunner:
-    """Return a runner with its weights on the GPU; on a CPU with twins in place of kernels."""
-    return load_rank(checkpoint, setup, context, 0, lambda device: Ranks())[0]
+def load_runner(
+    checkpoint: Checkpoint, setup: Setup, context: BackendContext, ops: Any = None
+) -> CudaRunner:
+    """Return a runner with its weights on the GPU; ``ops`` as of ``load_rank``."""
+    return load_rank(checkpoint, setup, context, 0, lambda device: Ranks(), ops)[0]
 
 
 def load_rank(
@@ -48,16 +49,17 @@ def load_rank(
     context: BackendContext,
     rank: int,
     meet: Callable[[torch.device], Ranks],
+    ops: Any = None,
 ) -> tuple[CudaRunner, Ranks]:
     """Return the runner of a rank over its share of a model, and the rank among others.
 
-    ``meet`` is called when the weights are loaded; it waits until all ranks have theirs.
+    ``meet`` is called when the weights are loaded; it waits until all ranks have theirs. ``ops``
+    are operations that compute on the CPU; None: kernels compute on the GPU of that number.
     Raises MemoryError or ValueError, with a way out, if the device has too little memory.
     """
-    on_cpu = devices.uses_twins()
-    device = torch.device("cpu" if on_cpu else f"cuda:{rank}")
-    ops: Any = twins
-    if not on_cpu:
+    device = torch.device("cpu")
+    if ops is None:
+        device = torch.device(f"cuda:{rank}")
         torch.cuda.set_device(device)
         keep_kernels(context)
         context.announce()
@@ -71,7 +73,7 @@ def load_rank(
         scorer = behind_pooling(checkpoint)
         runner = CudaRunner(share, weights, setup, scorer=scorer, ops=ops, ranks=ranks)
         runner.graphs.say = context.say
-        if setup.fills_device and not on_cpu:
+        if setup.fills_device:
             fill(runner, setup, ranks)
             check_cache(runner, setup, context.say)
     return runner, ranks
@@ -79,8 +81,7 @@ def load_rank(
 
 def keep_kernels(context: BackendContext) -> None:
     """Let Triton keep what it compiles beside our own kernels, unless the user has set a place."""
-    if not devices.uses_twins():
-        os.environ.setdefault("TRITON_CACHE_DIR", str(context.home() / "kernels" / "triton"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(context.home() / "kernels" / "triton"))
 
 
 def step_of(

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from ridgeline.backends.arrays import held
-from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.layer_spec import runs_ahead
 from ridgeline.backends.cuda.model.adapters import AdaptedRows, LoadedAdapter, load_adapter
@@ -85,8 +84,8 @@ class CudaRunner:
         weights: Weights,
         setup: Setup,
         *,
+        ops: Any,
         scorer: Sequence[Scorer | Projections] = (),
-        ops: Any = twins,
         pads: bool | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -96,8 +95,8 @@ class CudaRunner:
             share: what this rank has of a model.
             weights: on a device.
             setup: with every "auto" decided.
+            ops: what computes: kernels on a GPU, or the same operations in torch.
             scorer: the layers that pooled states go through, if any.
-            ops: kernels, or their twins.
             pads: whether steps are padded as graphs need it; None: on a GPU.
             ranks: the group that has the rest of the model; None: this is the whole model.
         """

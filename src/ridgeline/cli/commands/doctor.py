@@ -211,7 +211,7 @@ def gpu_roof_facts(home: Path) -> Iterator[tuple[str, str]]:
     measure(
         "roof",
         left_s=PARTS["roof"],
-        is_tiny=cuda.device.uses_twins(),
+        is_tiny=False,
         home=home,
         take=lambda finding: found.update({finding["what"]: finding}),
     )

@@ -24,10 +24,8 @@ def main() -> None:
     parser.add_argument("--worker", type=int, default=0, help="which of --workers this one is")
     parser.add_argument("--workers", type=int, default=1, help="that share a part's cases")
     args = parser.parse_args()
-    if args.tiny:
-        os.environ[devices.TWINS] = "1"
     try:
-        devices.check()
+        devices.check(on_cpu=args.tiny)
     except ValueError as missing:
         print(missing)
         sys.exit(_NO_DEVICE)
@@ -35,7 +33,8 @@ def main() -> None:
 
     of_part = importlib.import_module(f"ridgeline.backends.cuda.measure.parts.{args.part}")
     try:
-        of_part.measure(Part(args.part, args.seconds, args.skip, args.worker, args.workers))
+        given = args.part, args.seconds, args.skip, args.worker, args.workers
+        of_part.measure(Part(*given, is_tiny=args.tiny))
     except DeviceLost:  # said already
         sys.stdout.flush()
         os._exit(_LOST)  # freeing what is on the device would fail, or wait

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.backends.cuda import device as devices
-from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.runner import errors_named
 from ridgeline.backends.cuda.step.graphs import captured
 from ridgeline.system.machine import DeviceLost
@@ -45,6 +44,8 @@ class Part:
         skip: Collection[str] = (),
         worker: int = 0,
         workers: int = 1,
+        *,
+        is_tiny: bool,
     ) -> None:
         """Begin a part in which no case starts after ``seconds``.
 
@@ -54,11 +55,12 @@ class Part:
             skip: cases that are known already.
             worker: which of ``workers`` this one is; they take cases by turns.
             workers: that share the cases.
+            is_tiny: see the class.
         """
         self.name, self._end_s = name, time.monotonic() + seconds
         self._skip, self._worker, self._workers = frozenset(skip), worker, workers
         self._depth, self._is_lost = 0, False
-        self.is_tiny = devices.uses_twins()
+        self.is_tiny = is_tiny
         self.device = torch.device("cpu" if self.is_tiny else "cuda:0")
         self.dtype = torch.float32 if self.is_tiny else torch.bfloat16
         self.dtype_name = "f32" if self.is_tiny else "bf16"

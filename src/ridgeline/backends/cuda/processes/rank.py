@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def _serve(pipe: Connection, start: Start) -> None:
 
     nowhere = BackendContext(lambda: Path("/nonexistent"), progress=advance)
     checkpoint = load_checkpoint(start.model)
-    runner, ranks = load_rank(checkpoint, start.setup, nowhere, start.rank, meet)
+    ops = start.ops and import_module(start.ops)
+    runner, ranks = load_rank(checkpoint, start.setup, nowhere, start.rank, meet, ops)
     pipe.send(Ready(dict(runner.memory())))
     decoder, number, adapters = StepDecoder(), 0, dict[int, Any]()
     while True:

@@ -46,6 +46,7 @@ class Start(NamedTuple):
         folder: by which ranks find each other, with the file ``progress``.
         model: the path of the model.
         setup: of the runner, which says how many ranks there are.
+        ops: the module of operations that compute on the CPU; None: kernels on a GPU.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class Start(NamedTuple):
     folder: Path
     model: Path
     setup: Setup
+    ops: str | None
 
 
 class NewAdapter(NamedTuple):
@@ -96,8 +98,8 @@ class Processes:
         on_lost: called once, in the watching thread, when a rank is lost.
     """
 
-    def __init__(self, model: Path, setup: Setup) -> None:
-        """Start them."""
+    def __init__(self, model: Path, setup: Setup, ops: str | None) -> None:
+        """Start them; see ``Start``."""
         self.count, self.step_timeout_s = setup.tensor_parallel_size, STEP_TIMEOUT_S
         self._is_loading = True
         self.lost: str | None = None
@@ -113,7 +115,7 @@ class Processes:
         self._waited_for: object = 0
         self._is_closed = self._is_started = False
         self._thread = threading.Thread(
-            target=self._run, args=(model, setup), name="ranks", daemon=True
+            target=self._run, args=(model, setup, ops), name="ranks", daemon=True
         )
         self._thread.start()
         with self._changed:
@@ -223,10 +225,10 @@ class Processes:
 
     # --- the thread ------------------------------------------------------------------------------
 
-    def _run(self, model: Path, setup: Setup) -> None:
+    def _run(self, model: Path, setup: Setup, ops: str | None) -> None:
         try:
             for rank in range(1, self.count):
-                self._start(rank, model, setup)
+                self._start(rank, model, setup, ops)
         except OSError as error:
             self._lose(f"a rank could not be started: {error}")
         with self._changed:
@@ -240,11 +242,11 @@ class Processes:
             end_within(_EXIT_S, process)
         self.forget_folder()
 
-    def _start(self, rank: int, model: Path, setup: Setup) -> None:
+    def _start(self, rank: int, model: Path, setup: Setup, ops: str | None) -> None:
         self._processes[rank], ours = start_connected("ridgeline.backends.cuda.processes.rank")
         pipe = Connection(ours.detach())
         self._pipes[pipe] = rank
-        pipe.send(Start(rank, os.getpid(), self.folder, model, setup))
+        pipe.send(Start(rank, os.getpid(), self.folder, model, setup, ops))
 
     def _look(self) -> None:
         """Read what ranks say, and see whether a step takes too long."""

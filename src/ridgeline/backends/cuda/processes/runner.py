@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -118,16 +119,19 @@ class RanksRunner:
         return self.first.profile(announce)
 
 
-def load_ranks(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> RanksRunner:
-    """Load a model onto as many devices as ``setup`` says.
+def load_ranks(
+    checkpoint: Checkpoint, setup: Setup, context: BackendContext, ops: ModuleType | None = None
+) -> RanksRunner:
+    """Load a model onto as many devices as ``setup`` says; ``ops`` as of ``load_rank``.
 
     Raises DeviceLost, which names the rank and says why, if one of them cannot load its share, or
     does not go on.
     """
     count = setup.tensor_parallel_size
-    keep_kernels(context)
+    if ops is None:
+        keep_kernels(context)
     plain = Setup(**{field.name: getattr(setup, field.name) for field in fields(Setup)})
-    processes = Processes(checkpoint.path, plain)
+    processes = Processes(checkpoint.path, plain, ops.__name__ if ops else None)
 
     def told(done: int, total: int) -> None:
         processes.progress[0] += 1
@@ -146,7 +150,7 @@ def load_ranks(checkpoint: Checkpoint, setup: Setup, context: BackendContext) ->
 
     try:
         heard = context._replace(progress=told)
-        first, ranks = load_rank(checkpoint, setup, heard, 0, meet)
+        first, ranks = load_rank(checkpoint, setup, heard, 0, meet, ops)
         return RanksRunner(checkpoint.arch, first, ranks, processes)
     except BaseException as error:
         processes.close()

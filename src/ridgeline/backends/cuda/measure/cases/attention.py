@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.inputs.attention import heads_inputs, texts
 from ridgeline.backends.cuda.measure.part import Case, Part
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.inputs.draws import DRAWS, changes, draws
 from ridgeline.backends.cuda.measure.part import Case, Part
 from ridgeline.core.params import SamplingParams

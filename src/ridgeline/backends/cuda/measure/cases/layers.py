@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.inputs.layers import state_inputs, states_plan
 from ridgeline.backends.cuda.measure.part import Case, Part
 

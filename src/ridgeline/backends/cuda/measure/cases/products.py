@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.inputs.adapters import adapters, plan_of
 from ridgeline.backends.cuda.measure.inputs.layers import experts, experts_name, pack_experts
 from ridgeline.backends.cuda.measure.part import Case, Part

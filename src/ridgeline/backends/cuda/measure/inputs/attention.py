@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.backends.cuda import tiles, twins
+from ridgeline.backends.cuda import tiles
 from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.measure.shapes import BLOCK_SIZE
 from ridgeline.backends.cuda.step.batch import Cut, Kind, Span, cut_items

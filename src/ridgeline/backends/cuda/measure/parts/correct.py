@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.cases import CASES
 from ridgeline.backends.cuda.measure.part import Case, Part
 

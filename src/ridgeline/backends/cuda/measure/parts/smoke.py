@@ -19,6 +19,7 @@ import torch
 
 from ridgeline.backends.cuda import device as devices
 from ridgeline.backends.cuda.loading import load_runner
+from ridgeline.backends.cuda.measure import twins
 from ridgeline.backends.cuda.measure.inputs.adapters import adaptable, random_adapter
 from ridgeline.backends.cuda.measure.part import Case, Part
 from ridgeline.backends.cuda.measure.shapes import BLOCK_SIZE, SMALL_ARCHS, setup_of
@@ -79,12 +80,13 @@ def _model(part: Part, name: str, dtype: str) -> None:
     )
     setup = replace(setup, num_states=_NUM_STATES, max_lora_rank=_RANK)
     # Filling the device means: probe a step and graphs, and make blocks of the rest.
-    filling = replace(setup, fills_device=name == "tiny" and dtype == part.dtype_name)
-    ours = load_runner(checkpoint, filling, BackendContext(Path.cwd))
+    fills = not part.is_tiny and name == "tiny" and dtype == part.dtype_name
+    filling, on_cpu = replace(setup, fills_device=fills), part.ops if part.is_tiny else None
+    ours = load_runner(checkpoint, filling, BackendContext(Path.cwd), on_cpu)
     what = f"{name} {dtype}"
     part.say(f"{what} loaded", num_blocks=ours.num_blocks, ok=ours.num_blocks >= _NUM_BLOCKS)
     weights = load(checkpoint, dtype, torch.device("cpu"), lambda done, of: None)
-    model = _Model(what, dtype, ours, CudaRunner(Shard(arch), weights, setup))
+    model = _Model(what, dtype, ours, CudaRunner(Shard(arch), weights, setup, ops=twins))
     part.run(_checks(part, model), need_s=0)
 
 
@@ -109,12 +111,12 @@ def _checkpoint(arch: ModelArch) -> Checkpoint:
 def _logits(part: Part, model: _Model) -> None:
     ids = [i * 37 % 900 + 3 for i in range(400)]
     for low, high in ((0, 37), (37, 38), (38, 100), (100, 163), (163, 226), (226, 289), (289, 290)):
-        ours, twins = (
+        ours, wanted = (
             torch.from_numpy(runner.prompt_logits(ids[low:high], low))
             for runner in (model.ours, model.twin)
         )
         what = f"{model.name} logits of tokens {low} to {high}"
-        part.near(what, ours, twins, _ERROR[model.dtype])
+        part.near(what, ours, wanted, _ERROR[model.dtype])
     failures = model.ours.graphs.failures
     part.say(f"{model.name} graphs", ok=not failures, failed=failures[0] if failures else None)
 

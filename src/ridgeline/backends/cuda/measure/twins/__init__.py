@@ -1,12 +1,12 @@
 """Every kernel's twin in torch, with the same name and arguments, written to be read.
 
-On a CPU they compute whole models, so that everything around the kernels is tested without a GPU.
-On a GPU they say what a kernel has to return. They sum in float32, in whatever order torch uses,
+They say what a kernel has to return. On a CPU they compute whole models, so that ``--tiny`` runs
+everything around the kernels without a GPU. They sum in float32, in whatever order torch uses,
 and in float64 if their inputs are float64.
 """
 
-from ridgeline.backends.cuda.twins.draws import adjust, draw, rank
-from ridgeline.backends.cuda.twins.layers import (
+from ridgeline.backends.cuda.measure.twins.draws import adjust, draw, rank
+from ridgeline.backends.cuda.measure.twins.layers import (
     add_low_rank,
     add_norm,
     attend,
@@ -18,7 +18,7 @@ from ridgeline.backends.cuda.twins.layers import (
     product,
     rope_and_cache,
 )
-from ridgeline.backends.cuda.twins.states import convolve, remember, scan
+from ridgeline.backends.cuda.measure.twins.states import convolve, remember, scan
 
 __all__ = [
     "add_low_rank",

@@ -5,50 +5,25 @@ layer's cache is ``[blocks, 2, K, block_size, D]``, keys before values, with any
 latents, ``[blocks, 1, 1, block_size, D]``, has keys alone, of which values are a part.
 
 Torch's own products sum in an order that depends on the number of rows. The kernels on a GPU do not
-(docs/results.md#gpu). Where tests compare bits of rows in different batches, twins must not either.
+(docs/results.md#gpu).
 """
 
 from __future__ import annotations
 
 import math
-import os
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.backends.cuda.device import ORDERED, TWINS
-
-if TYPE_CHECKING:
-    from ridgeline.backends.cuda.layer_spec import HeadSpec
-    from ridgeline.backends.cuda.packed import Packed
-
-_MOST_PRODUCTS = 1 << 24  # that are there at a time
-
-
-def are_ordered() -> bool:
-    """Whether a sum is to have the same bits in any batch: slow, for tests."""
-    return os.environ.get(TWINS) == ORDERED
+from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.cuda.packed import Packed
 
 
 def dots(a: Tensor, b: Tensor) -> Tensor:
     """Return the sums of ``a`` ``[..., M, K]`` times ``b`` ``[..., N, K]``, ``[..., M, N]``."""
-    if not are_ordered():
-        return a @ b.mT
-    at_once = max(1, _MOST_PRODUCTS // max(1, a.numel()))
-    parts = [by_halves(a[..., :, None, :] * c[..., None, :, :]) for c in b.split(at_once, -2)]
-    return torch.cat(parts, -1)
-
-
-def by_halves(x: Tensor) -> Tensor:
-    """Return the sums of the last axis, whose halves are added up until one number is left."""
-    size = x.shape[-1]
-    x = torch.nn.functional.pad(x, (0, (1 << (size - 1).bit_length()) - size))
-    while x.shape[-1] > 1:
-        first, second = x.chunk(2, -1)
-        x = first + second
-    return x[..., 0]
+    return a @ b.mT
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -311,7 +286,7 @@ def product(
 
     ``x`` is ``[M, K]``, ``weight`` ``[N, K]`` of the same type, ``bias`` ``[N]`` float32 or None.
     """
-    if x.dtype == weight.dtype and dtype in (None, x.dtype) and not are_ordered():
+    if x.dtype == weight.dtype and dtype in (None, x.dtype):
         cast = None if bias is None else bias.to(x.dtype)
         return torch.nn.functional.linear(x, weight, cast)
     out = dots(x.float(), weight.float())
