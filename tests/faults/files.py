@@ -27,7 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ridgeline.text import child
+from ridgeline.system import process
 from tests.faults import warm
 from tests.faults.kinds import FILES, KINDS, Use, load
 
@@ -65,7 +65,7 @@ def _outcome(use: Use, number: int) -> str:
 def _child(kind: str, seed: int, first: int, count: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     os.environ["RIDGELINE_HOME"], os.environ["COLUMNS"] = str(folder / "home"), "100"
-    setattr(child, "_started", warm.forks())  # noqa: B010 (before the limit, and for mypy)
+    setattr(process, "_started", warm.forks())  # noqa: B010 (before the limit, and for mypy)
     use = KINDS[kind](folder, seed)
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     for number in range(first, first + count):

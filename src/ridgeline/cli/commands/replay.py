@@ -71,7 +71,7 @@ def replay_command(
     if given and model is None:
         raise UsageError(f"{given[0]} chooses among the calibrations of a model: give --model")
     if changes or diff or timeline or model is not None:
-        _serve_again(trace, model, changes or [], options, diff=diff, timeline_file=timeline)
+        serve_again(trace, model, changes or [], options, diff=diff, timeline_file=timeline)
     elif not _decide_again(read_whole(trace), console(160, markup=True)):
         raise typer.Exit(1)
 
@@ -112,7 +112,7 @@ def _short(value: object) -> str:
 # --- with other settings -------------------------------------------------------------------------
 
 
-def _serve_again(
+def serve_again(
     trace: Path,
     model: str | None,
     changes: list[str],
