@@ -24,7 +24,7 @@ from ridgeline.backends.cpu.emit.compile import _kept
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.cli.commands.explain import explain_command
-from ridgeline.cli.commands.replay import replay_command, serve_again
+from ridgeline.cli.commands.replay import decide_again, serve_again
 from ridgeline.engine.calibration import all_of, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.step_time.fit import PredictionMonitor
@@ -305,10 +305,10 @@ _SERVED = served(num=5)
 def _trace(folder: Path, seed: int) -> Use:
     path = folder / "t.jsonl"
     runs = [recorded(i, plain=i > 3, num_turns=20 + 30 * (i > 3)) for i in range(6)]
-    commands: tuple[Callable[[], None], ...] = (
+    commands: tuple[Callable[[], object], ...] = (
         partial(explain_command, path),
         partial(explain_command, path, out=folder / "o.svg", timeline_file=folder / "o.json"),
-        partial(replay_command, path),
+        partial(decide_again, path),
         *(
             partial(serve_again, path, None, changes, Options(), diff=True, timeline_file=None)
             for changes in ([], ["max_num_seqs=4"])

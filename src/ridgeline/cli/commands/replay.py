@@ -72,7 +72,7 @@ def replay_command(
         raise UsageError(f"{given[0]} chooses among the calibrations of a model: give --model")
     if changes or diff or timeline or model is not None:
         serve_again(trace, model, changes or [], options, diff=diff, timeline_file=timeline)
-    elif not _decide_again(read_whole(trace), console(160, markup=True)):
+    elif not decide_again(trace):
         raise typer.Exit(1)
 
 
@@ -80,24 +80,24 @@ def _is_given(options: Options, name: str) -> bool:
     return bool(getattr(options, name) != getattr(Options(), name))
 
 
-def _decide_again(records: list[Json], console: Console) -> bool:
+def decide_again(trace: Path) -> bool:
     """Print whether every decision of a recorded run is made again; return it."""
-    outcome = replay(records)
+    terminal, outcome = console(160, markup=True), replay(read_whole(trace))
     requests = "request" if outcome.num_requests == 1 else "requests"
     of = f"{outcome.num_steps:,} steps, {outcome.num_requests:,} {requests}"
     if outcome.difference is None:
-        console.print(f"[green]equal[/]  {of}: all decisions are the same")
+        terminal.print(f"[green]equal[/]  {of}: all decisions are the same")
     else:
         number, recorded, decided = outcome.difference
-        console.print(f"[red]different[/]  {of} were equal; then step {number}:")
+        terminal.print(f"[red]different[/]  {of} were equal; then step {number}:")
         table = Table("", "recorded", "decided now", box=None, pad_edge=False)
         for name, then in recorded.items():
             if then != decided[name]:
                 table.add_row(name, _short(then), _short(decided[name]))
-        console.print(table)
-        console.print("Was the trace written by another version? A trace only works with its own.")
+        terminal.print(table)
+        terminal.print("Was the trace written by another version? A trace only works with its own.")
     if outcome.unfinished is not None:
-        console.print(
+        terminal.print(
             f"step {outcome.unfinished:,} and later ones are left out: a request starts there "
             "that had not finished at the end of the trace"
         )
