@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from schemathesis import GenerationMode
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.serve.plans import PlanRequest
+from ridgeline.serve.routes.plans import PlanRequest
 from tests.core.test_any_history import Core
 from tests.engine.test_llm import HELLO, POISON
 from tests.faults import clients

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.serve.adapters import Loras
 from ridgeline.serve.engine.request_stream import RequestStream, StreamCaller
-from ridgeline.serve.lora import Loras
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.model.files.tiny import CONFIG
 from tests.serve.serving import Served, hold, serving

@@ -44,7 +44,7 @@ from ridgeline.serve.http.request_body import in_turn
 from ridgeline.serve.http.request_state import check_operator
 from ridgeline.serve.model_server import untagged
 from ridgeline.serve.page import FILES
-from ridgeline.serve.plans import add_plans
+from ridgeline.serve.routes.plans import add_plans
 from ridgeline.system.machine import available_bytes
 from ridgeline.version import __version__
 

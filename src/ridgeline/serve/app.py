@@ -44,14 +44,13 @@ from ridgeline.serve.dialects.triton.routes import add_triton
 from ridgeline.serve.http.errors import LEAVING, STOPPING, ApiError, add_errors
 from ridgeline.serve.http.request_body import BodyRoute
 from ridgeline.serve.http.request_state import check_operator, own_view
-from ridgeline.serve.lora import add_lora
 from ridgeline.serve.model_server import ModelServer
-from ridgeline.serve.observe.explain_route import add_explain
 from ridgeline.serve.observe.live import MOST_READERS
 from ridgeline.serve.page import FILES
-from ridgeline.serve.plans import add_plans
 from ridgeline.serve.prepare import Ids
-from ridgeline.serve.sleeping import add_sleep
+from ridgeline.serve.routes.explain import add_explain
+from ridgeline.serve.routes.operator import add_lora, add_sleep
+from ridgeline.serve.routes.plans import add_plans
 from ridgeline.system.machine import memory_of
 from ridgeline.version import __version__
 

@@ -21,6 +21,7 @@ from ridgeline.engine.setup import identity
 from ridgeline.engine.setup.home import stores
 from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.planner.needs import Needs, flags_of, needs_of
+from ridgeline.serve.adapters import Loras
 from ridgeline.serve.aliases import Alias, Aliases
 from ridgeline.serve.answer.conversation import Rendering
 from ridgeline.serve.answer.dialect import OPENAI, Dialect
@@ -42,14 +43,13 @@ from ridgeline.serve.http.fair_pool import WorkPools
 from ridgeline.serve.http.keys import ANYONE, Limits
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_body import CAPPED, contradiction, note_ignored
-from ridgeline.serve.lora import Loras
 from ridgeline.serve.observe.live import Live
 from ridgeline.serve.observe.metrics import Metrics
 from ridgeline.serve.observe.spans import emit, parent_of
 from ridgeline.serve.observe.statistics import Statistics
 from ridgeline.serve.observe.trace_buffer import TraceBuffer
 from ridgeline.serve.prepare import Ids, Prepared, Preparer
-from ridgeline.serve.sleeping import SleepState
+from ridgeline.serve.sleep_state import SleepState
 
 # Of a body, and the names to show.
 NewWriter = Callable[[ResponseBuilder, Any, str, str, str], ResponseWriter]

@@ -127,7 +127,7 @@ def _drawn(planned: Plan) -> str:
 
 def _serve(model: str | None, port: int) -> None:
     from ridgeline.serve.http.options import ServeOptions  # a web framework would slow the command
-    from ridgeline.serve.plans import serve_plans
+    from ridgeline.serve.routes.plans import serve_plans
 
     serve_plans(read_model_spec(model, stores()) if model else None, ServeOptions(port=port))
 

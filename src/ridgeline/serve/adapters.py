@@ -1,50 +1,22 @@
-"""Adapters over HTTP: the one that a request names, the list of models, loading and unloading.
-
-``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter`` are vLLM's. They take files of this
-machine, so they are off unless a folder is given that all of these lie in. What they do concerns
-every key, so they are an operator's.
-"""
+"""Adapters of a server: the one that a request names, those in the list, loading and unloading."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
-from starlette.responses import PlainTextResponse
-
 from ridgeline.core.request import Adapter
 from ridgeline.engine.adapters import Adapters, NoRoom
 from ridgeline.engine.setup.identity import with_adapter
-from ridgeline.serve.answer import fields
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.fair_pool import in_thread
-from ridgeline.serve.http.request_body import RequestModel
-from ridgeline.serve.http.request_state import check_operator
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _MOST_LOADED = 256  # adapters: each stands in the list of models and in the metrics
-
-
-class LoadLora(RequestModel):
-    """POST /v1/load_lora_adapter."""
-
-    lora_name: str
-    lora_path: str
-    load_inplace: bool = False
-
-
-class UnloadLora(RequestModel):
-    """POST /v1/unload_lora_adapter; the number that vLLM also takes says nothing here."""
-
-    extras = fields.LORA
-
-    lora_name: str
 
 
 class Loras:
@@ -149,20 +121,3 @@ class Loras:
             message = "adapters are not loaded over HTTP here: start with --allow-lora-loading DIR"
             raise ApiError(403, message, code="not_allowed")
         return self._folder
-
-
-def add_lora(app: FastAPI, loras: Loras, check_open: Callable[[None], None]) -> None:
-    """Add the routes to an application; ``check_open`` raises ApiError at the server's end."""
-
-    @app.post("/v1/load_lora_adapter", include_in_schema=False)
-    async def load(body: LoadLora, request: Request) -> PlainTextResponse:
-        check_operator(request.state)
-        check_open(None)
-        await loras.load(body.lora_name, body.lora_path, in_place=body.load_inplace)
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
-
-    @app.post("/v1/unload_lora_adapter", include_in_schema=False)
-    async def unload(body: UnloadLora, request: Request) -> PlainTextResponse:
-        check_operator(request.state)
-        loras.unload(body.lora_name)
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -1,41 +1,20 @@
-"""Letting the engine sleep: on request, and by itself after it was idle for a while.
+"""The sleep of an engine: by itself after it was idle for a while, or when it is asked for.
 
-``POST /v1/sleep`` and ``/v1/wake`` are ours, ``/sleep``, ``/wake_up`` and ``/is_sleeping`` vLLM's.
-They concern every key, so they are an operator's. A request wakes the engine by being computed.
+A request wakes the engine by being computed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Protocol
-
-from fastapi import FastAPI, Request
-from pydantic import Field, TypeAdapter
-from starlette.responses import Response
+from typing import Protocol
 
 from ridgeline.serve.engine.between_steps import between_steps
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.http.request_body import RequestModel, in_turn
-from ridgeline.serve.http.request_state import check_operator
-from ridgeline.system.machine import memory_of
 
 _LOOK_S = 0.05  # from one look whether requests have ended to the next
-
-
-class SleepRequest(RequestModel):
-    """POST /v1/sleep, in its body or its query; a router reads the name of the model."""
-
-    model: str | None = None
-    level: Annotated[int, Field(ge=1, le=2)] = 1
-    wait: bool = False
-
-
-_BODY = TypeAdapter(SleepRequest)
 
 
 class Sleeps(Protocol):
@@ -112,54 +91,3 @@ class SleepState:
     def _nap(self) -> None:
         with suppress(RuntimeError, ValueError):  # a request has come meanwhile, or it cannot
             self._sleep.begin(2)
-
-
-def add_sleep(app: FastAPI, sleep_state: SleepState) -> None:
-    """Add the routes to an application."""
-
-    @app.post("/v1/sleep", include_in_schema=False)
-    async def sleep(request: Request) -> dict[str, Any]:
-        """Give memory back until the next request: 1 the cache's, 2 also that of weights."""
-        check_operator(request.state)
-        asked = await _asked(request)
-        given = await sleep_state.sleep(asked.level, wait=asked.wait)
-        return _told(sleep_state) | {"given_back_bytes": given}
-
-    @app.post("/v1/wake", include_in_schema=False)
-    async def wake(request: Request) -> dict[str, Any]:
-        """Be awake, without a request."""
-        check_operator(request.state)
-        await sleep_state.wake()
-        return _told(sleep_state)
-
-    @app.post("/sleep", include_in_schema=False)
-    async def sleep_as_vllm(request: Request) -> Response:
-        await sleep(request)
-        return Response()
-
-    @app.post("/wake_up", include_in_schema=False)
-    async def wake_up(request: Request) -> Response:
-        await wake(request)
-        return Response()
-
-    @app.get("/is_sleeping", include_in_schema=False)
-    async def is_sleeping(request: Request) -> dict[str, bool]:
-        check_operator(request.state)
-        return {"is_sleeping": sleep_state.level > 0}
-
-
-async def _asked(request: Request) -> SleepRequest:
-    """Return what a request asks for, in its body or, as vLLM's, in its query."""
-    body = await request.body()
-    if not body:
-        query: dict[str, Any] = dict(request.query_params)
-        for name in {"level", "wait"} & {*query}:
-            with suppress(ValueError, RecursionError):  # as it is then, it is refused by its name
-                query[name] = json.loads(query[name])
-        body = json.dumps(query).encode()
-    asked: SleepRequest = await in_turn(request.app.state.work, _BODY, body)
-    return asked
-
-
-def _told(sleep_state: SleepState) -> dict[str, Any]:
-    return {"level": sleep_state.level, "resident_bytes": memory_of(os.getpid()).resident_bytes}
