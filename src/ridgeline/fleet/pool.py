@@ -26,6 +26,7 @@ from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.fair_pool import in_thread
 from ridgeline.serve.http.keys import Limits
 from ridgeline.serve.http.listening import SocketFolder
+from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.main import TUNNEL_KEY
 from ridgeline.system.machine import memory_of
 
@@ -39,43 +40,36 @@ class Pool:
 
     def __init__(
         self,
-        options: Options,
+        engine: Options,
         flags: WorkerFlags,
         limits: Limits,
+        options: ServeOptions,
         *,
         num_servers: int,
-        guards: Collection[str],
         keep_alive_s: float,
-        memory_bytes: int | None,
-        step_timeout_s: float,
-        silence_timeout_s: float,
-        shutdown_timeout_s: float,
         write: Callable[[str], object],
         on_ready: Callable[[ReplicaSet, Worker], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """Begin with none.
 
         Args:
-            options: those of every engine.
+            engine: the options of every engine.
             flags: the same and all others, as every model gets them.
             limits: what each key may use of all models.
-            num_servers: of each model while it is loaded; each server has ``guards`` beside it.
+            options: how long models may be silent and end, what memory they may take together, and
+                the guards beside each server.
+            num_servers: of each model while it is loaded.
             keep_alive_s: how long an unused model stays; below 0 for ever.
-            memory_bytes: what all may take together; None is what is free.
-            step_timeout_s: how long a model may be silent before it is ended.
-            silence_timeout_s: the same, before its requests go to another server.
-            shutdown_timeout_s: what running requests get at the end.
             write: takes the lines of the log, the models' own too.
             on_ready: runs beside each server, from when it may have requests.
         """
         self.replica_sets: dict[str, ReplicaSet] = {}
-        self._options, self._flags, self._write = options, flags, write
-        self._on_ready = on_ready
+        self._engine, self._options, self._flags = engine, options, flags
+        self._write, self._on_ready = write, on_ready
         self.limits = limits
-        self.adapters = SharedAdapters(options.adapters)
-        self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
-        self._memory_bytes, self.num_servers, self._guards = memory_bytes, num_servers, guards
-        self._step_timeout_s, self._silence_timeout_s = step_timeout_s, silence_timeout_s
+        self.adapters = SharedAdapters(engine.adapters)
+        self._keep_alive_s, self.num_servers = keep_alive_s, num_servers
+        self._memory_bytes = options.models_memory_bytes
         self._folder = SocketFolder()
         self.key = secrets.token_hex(32)  # by which its models know us
         self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
@@ -184,7 +178,7 @@ class Pool:
     def refusal(self, replica_set: ReplicaSet) -> ApiError:
         """Return the error of a request for a model that hangs."""
         message = f"{replica_set.name} {replica_set.trouble or 'has ended'}; it is stopped after "
-        message += f"{self._step_timeout_s:g} s, and loaded again on the next request"
+        message += f"{self._options.step_timeout:g} s, and loaded again on the next request"
         return ApiError(503, message, code="model_hung", headers={"retry-after": "5"})
 
     async def forget_dead(self, replica_set: ReplicaSet, worker: Worker) -> None:
@@ -233,7 +227,7 @@ class Pool:
         """Start no more models; end each when its requests have ended or its time is up."""
         self._is_closed = True
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self._shutdown_timeout_s
+        deadline_s = loop.time() + self._options.shutdown_timeout
         while (
             any(replica_set.num_users for replica_set in self.replica_sets.values())
             and loop.time() < deadline_s
@@ -423,7 +417,11 @@ class Pool:
         try:
             most = taken_bytes, most_bytes
             found = plan_servers(
-                self._options, replica_set.model, replica_set.num_wanted, self._guards, *most
+                self._engine,
+                replica_set.model,
+                replica_set.num_wanted,
+                self._options.guard or (),
+                *most,
             )
         except ValueError as error:
             return None, str(error)
@@ -487,11 +485,11 @@ class Pool:
         While it does not answer, its requests go to another one that does. Once it hangs it is
         ended.
         """
-        while not worker.is_hung(self._step_timeout_s):
+        while not worker.is_hung(self._options.step_timeout):
             await asyncio.sleep(_LOOK_S)
             if replica_set.num_users or worker.trouble:
                 await worker.look()
-            if self._is_closed or not replica_set.has_lost(worker, self._silence_timeout_s):
+            if self._is_closed or not replica_set.has_lost(worker, self._options.silence_timeout):
                 continue
             if num := worker.let_go():
                 why, some = worker.trouble or "leaves", f"{num} request{'s' * (num > 1)}"
