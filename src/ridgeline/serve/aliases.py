@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from ridgeline.serve.answer.conversation import Message, Rendering
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.dialects.ollama.protocol import OllamaOptions
 
 NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _SAMPLING = (
@@ -35,7 +34,7 @@ class Alias:
         model: the name of the model, or of an adapter, that answers.
         system: the first message of a conversation that has none of this kind.
         template: a chat template (Jinja) in place of the model's.
-        parameters: Ollama's options, for what a request leaves out.
+        parameters: Ollama's options, checked, for what a request leaves out.
         messages: OpenAI's, which stand before a request's.
         created_s: when it was made, in seconds since 1970.
     """
@@ -63,14 +62,14 @@ class Alias:
             request.chat_template = request.chat_template or self.template or None
 
     def _fill_sampling(self, request: ChatRequest | CompletionRequest) -> None:
-        options = OllamaOptions.model_validate(dict(self.parameters))
+        said = self.parameters
         for name in _SAMPLING:
             if getattr(request, name) is None:
-                setattr(request, name, getattr(options, name))
+                setattr(request, name, said.get(name))
         if request.repeat_penalty is None and request.repetition_penalty is None:
-            request.repeat_penalty = options.repeat_penalty
-        if request.longest is None and (options.num_predict or -1) > 0:
-            request.max_tokens = options.num_predict
+            request.repeat_penalty = said.get("repeat_penalty")
+        if request.longest is None and (said.get("num_predict") or -1) > 0:
+            request.max_tokens = said["num_predict"]
 
 
 class Aliases:

@@ -1,4 +1,7 @@
-"""A model's engine in a thread of its own, and the application over it, without a socket."""
+"""A model's engine in a thread of its own, and the application over it, without a socket.
+
+A file of requests is answered by its routes, without an address and another caller.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fastapi import FastAPI
 
@@ -22,6 +26,9 @@ from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.foresight.deadline import PromiseMargin
 from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.serve.app import new_app
+from ridgeline.serve.batch_files.lines import RequestFile
+from ridgeline.serve.batch_files.run import BatchRun, Journal
+from ridgeline.serve.batches.asgi_client import LocalClient
 from ridgeline.serve.batches.routes import add_batches
 from ridgeline.serve.batches.runner import Batches, store_of
 from ridgeline.serve.engine.async_engine import AsyncEngine
@@ -157,3 +164,62 @@ def _set_up_text(text: TextProcessor, options: ServeOptions) -> None:
     text.generation_defaults |= options.sampling
     text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
     text.limit_grammars(max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout)
+
+
+_MOST_AT_ONCE = 1024
+
+
+class RequestSource(NamedTuple):
+    """What is to be answered.
+
+    Attributes:
+        source: the requests.
+        name: the model that requests may name.
+        answers_all: whether it answers those that name another one.
+    """
+
+    source: RequestFile
+    name: str
+    answers_all: bool
+
+
+def batch_identity(llm: LLM, of: RequestSource) -> dict[str, object]:
+    """Return what must be the same for a batch to go on."""
+    return {"input": of.source.digest(), "model": llm.fingerprint, "seed": llm.config.seed}
+
+
+def answer_file(
+    llm: LLM,
+    of: RequestSource,
+    journal: Journal,
+    report: Callable[[], object],
+    new_stages: Callable[[ServeOptions, Keys], GivenStages],
+) -> None:
+    """Answer what ``journal`` has no answer of; ``report`` is called whenever it has more.
+
+    ``new_stages`` makes what requests and answers pass.
+
+    Raises Stopped if the engine fails, and OSError if an answer cannot be kept.
+    """
+    most = min(_MOST_AT_ONCE, 2 * llm.config.max_num_seqs)  # some are prepared while others run
+    options = ServeOptions(max_queued_requests=max(most, 1 << 14))
+
+    async def run() -> None:
+        keys = Keys((), None)
+        parts = compose(llm, of.name, options, keys, new_stages(options, keys))
+        parts.start()
+        adapters = parts.model_server.loras.names
+
+        def renamed(model: str) -> str | None:
+            return None if of.answers_all and model not in adapters else model
+
+        asking = LocalClient(parts.app, ANYONE, is_background=False, renamed=renamed)
+        batch = BatchRun(
+            journal, asking, name=of.source.digest(), seed=llm.config.seed, most_at_once=most
+        )
+        try:
+            await batch.run(of.source.lines(), report)
+        finally:
+            await parts.stop()
+
+    asyncio.run(run())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ridgeline.core.decoding.search import with_recommended
 from ridgeline.core.params import SamplingParams
@@ -22,7 +22,6 @@ from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.answer.response_format import wanted_form
 from ridgeline.serve.answer.stages import Screen
 from ridgeline.serve.deadlines.field import Deadline
-from ridgeline.serve.dialects.llamacpp.infill import InfillRequest, LlamaCppRequest
 from ridgeline.serve.engine.request_stream import AnswerBounds
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.fair_pool import WorkPools
@@ -30,6 +29,7 @@ from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_body import contradiction
 from ridgeline.serve.observe.metrics import Metrics
 from ridgeline.text.grammar import NotKept
+from ridgeline.text.infill import File
 from ridgeline.text.messages.message import MessageForm
 from ridgeline.text.messages.tools import ToolUse
 
@@ -37,6 +37,29 @@ Ids = tuple[int, ...]
 Encode = Callable[[str], list[int]]
 Converted = TypeVar("Converted", bound=Rendering)
 _MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
+
+
+class PiecesRequest(Protocol):
+    """A request whose prompts and biases may mix ids and texts."""
+
+    logit_bias: Any
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Texts, or lists of ids and texts."""
+
+    def encode_biases(self, encode: Callable[[str], Sequence[int]]) -> None:
+        """Give the bias of a text to each of its tokens; ``encode`` returns their ids."""
+
+
+class CursorRequest(PiecesRequest, Protocol):
+    """A request for what stands at a cursor."""
+
+    n_predict: int
+    input_extra: list[Any]
+
+    def texts(self, max_chars: int) -> tuple[str, str, list[File]]:
+        """Return the text before and after the cursor, and the last part of the other files."""
 
 
 class Prepared(NamedTuple):
@@ -190,7 +213,7 @@ class Preparer:
         encode, read = self._text.encode, self._read("prompt")
         return await self._all_in_thread("prompt", lambda: [encode(read(one)) for one in prompts])
 
-    async def from_pieces(self, body: LlamaCppRequest) -> list[Ids]:
+    async def from_pieces(self, body: PiecesRequest) -> list[Ids]:
         """Return the token ids of llama.cpp's prompts, some of them of ids and texts mixed.
 
         Its biases of texts become those of tokens, too. Raises ApiError.
@@ -214,7 +237,7 @@ class Preparer:
         await self._encode_biases(body)
         return await self._all_in_thread("prompt", lambda: [ids_of(one) for one in body.prompts])
 
-    async def _encode_biases(self, body: LlamaCppRequest) -> None:
+    async def _encode_biases(self, body: PiecesRequest) -> None:
         texts = [key for key, _ in body.logit_bias or () if isinstance(key, str)]
         self._check_bytes(texts, "logit_bias")
         encode = partial(self._text.tokenizer.encode, add_bos=False)
@@ -281,7 +304,7 @@ class Preparer:
         encode, read = self._text.encode_infill, self._read("prompt")
         return await self._in_thread("suffix", lambda: encode(read(prompt), read(suffix)).ids)
 
-    async def from_cursor(self, body: InfillRequest) -> tuple[Ids, bool]:
+    async def from_cursor(self, body: CursorRequest) -> tuple[Ids, bool]:
         """Return the token ids that ask for what stands at a cursor, cut to what the model takes.
 
         Also returns whether something was left out. Raises ApiError.

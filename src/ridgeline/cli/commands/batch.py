@@ -160,18 +160,18 @@ def _answer(
     answers_all: bool,
     in_order: bool,
 ) -> bool:
-    from ridgeline.serve.batches import offline  # its web framework would slow other commands
+    from ridgeline.serve import compose  # its web framework would slow other commands
     from ridgeline.trust.stages import ServerStages
 
-    of = offline.Of(source, name, answers_all)
-    journal = Journal(files.journal, offline.identity(llm, of))
+    of = compose.RequestSource(source, name, answers_all)
+    journal = Journal(files.journal, compose.batch_identity(llm, of))
     total = found.num_lines
     try:
         if journal:
             say(f"resuming: {len(journal):,} of {total:,} lines are done")
         with count_bar("Answering") as report:
             report(len(journal), total)
-            offline.answer(llm, of, journal, lambda: report(len(journal), total), ServerStages)
+            compose.answer_file(llm, of, journal, lambda: report(len(journal), total), ServerStages)
         check_room(files.folder, journal.num_bytes, files.output.name, "move its folder")
         journal.finish(files.output, files.errors, in_order=in_order)
         journal.remove()
