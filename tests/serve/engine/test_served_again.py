@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -24,7 +23,7 @@ from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import ReplayResult
-from ridgeline.serve.engine.request_stream import ClientGone, RequestStream
+from ridgeline.serve.engine.request_stream import ClientGone, RequestStream, StreamCaller
 from tests.serve.serving import Served, serving
 from tests.waiting import PATIENCE_S, eventually
 
@@ -50,14 +49,11 @@ class World:
 
     def on_loop(self, act: Callable[[], None]) -> None:
         """Do something on the loop, and wait until it is done."""
-        done = threading.Event()
 
-        def do() -> None:
+        async def do() -> None:
             act()
-            done.set()
 
-        self._served.loop.call_soon_threadsafe(do)
-        assert done.wait(PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(do(), self._served.loop).result(PATIENCE_S)
 
     def ask(
         self,
@@ -79,7 +75,8 @@ class World:
 
         def submit() -> None:
             text = self._served.llm.text.new_text
-            stream = RequestStream(prompts, params, text, tenant, is_background=is_background)
+            caller = StreamCaller(tenant, is_background=is_background)
+            stream = RequestStream(prompts, params, text, caller)
             stream.due_s = due_s
             self.engine.submit(stream)
             made.append(stream)
