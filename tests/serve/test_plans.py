@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ridgeline.planner import LoadFlags, PlanFlags, plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.plan import plan_for
-from ridgeline.serve import plans
+from ridgeline.serve.routes import plans
 from ridgeline.serve.routes.plans import PlanRequest
 from tests.serve.serving import Served
 from tests.waiting import PATIENCE_S, connected, eventually

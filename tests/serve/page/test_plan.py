@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from ridgeline.serve import plans as plan_routes
+from ridgeline.serve.routes import plans as plan_routes
 from ridgeline.system.report import decimal_size
 from tests.serve.page.browsing import DESK, PHONE, browsing, find, says, sees, set_size, texts
 from tests.serve.serving import Served, serving
