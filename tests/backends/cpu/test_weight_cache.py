@@ -259,7 +259,7 @@ def test_all_code_that_a_tensor_passes_is_in_the_name(layout: str, tmp_path: Pat
         sys.setprofile(before)
     ours, gguf = Path(ridgeline.__file__).parent, Path(gguf_package.__file__).parent
     passed_files = {Path(name) for name in passed if Path(name).is_relative_to(ours)}
-    assert {path.name for path in passed_files} >= {"layer_configs.py", "tensors.py", "pack.py"}
+    assert {path.name for path in passed_files} >= {"layers.py", "tensors.py", "pack.py"}
     assert gguf / "quants.py" in set(map(Path, passed))
     assert passed_files | {gguf / "quants.py"} <= set(weight_cache.sources())
 

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from ridgeline.backends.cuda import approval
+from ridgeline.backends.cuda import device
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.core.scheduling.policies import POLICIES, Orca, SplitFuse, Static
@@ -118,7 +118,7 @@ def test_every_option_explains_itself() -> None:
 
 
 def test_what_is_left_open_is_chosen(memory: pytest.MonkeyPatch) -> None:
-    memory.setattr(approval, "has_driver", lambda: False)
+    memory.setattr(device, "has_driver", lambda: False)
     chosen = resolve(Options(), ARCH)
     assert (chosen.backend, chosen.policy) == ("cpu", SplitFuse())
     assert (chosen.dtype, chosen.kv_cache_dtype) == ("auto", "int8")
