@@ -46,8 +46,6 @@ def check_device(plan_flags: PlanFlags) -> None:
 _MODEL = Annotated[
     str, typer.Argument(help=f"{MODEL_HELP} With --on, a config.json too.", show_default=False)
 ]
-_GOODPUT = Annotated[list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS.")]
-_EDGE = Annotated[list[str] | None, typer.Option(metavar="RESULT,TRACE", help=EDGE_HELP)]
 _LIKE = Annotated[
     Path | None, typer.Option("--like", help="Use the load of this bench serve result (JSON).")
 ]
@@ -72,6 +70,8 @@ class ScenarioFlags:
         "Tokens of answers that end before --max-tokens: 128, or 128:0.5 to vary. The scheduler "
         "does not know them.",
     )
+    goodput: list[str] | None = flag_field(None, "ttft:MS, tpot:MS, e2el:MS.")
+    edge: list[str] | None = flag_field(None, f"RESULT,TRACE: {EDGE_HELP}")
     replicas: int = flag_field(1, "Number of servers that share the load.")
     router: str = flag_field(
         "least-tokens",
@@ -118,9 +118,7 @@ def _scenario_flags(command: Callable[..., None]) -> Callable[..., None]:
 @_scenario_flags
 def simulate_command(
     model: _MODEL,
-    goodput: _GOODPUT = None,
     like_result: _LIKE = None,
-    edge: _EDGE = None,
     *,
     asked: ScenarioFlags,
     plan_flags: PlanFlags,
@@ -136,9 +134,8 @@ def simulate_command(
 
     Other values of an option or of the load: ridgeline sweep. The requests of a trace: replay.
     """
-    options = _check_device(plan_flags, options, asked.calibration)
-    scenario = _scenario(model, asked, plan_flags, load, like_result, goodput, edge)
-    _check(scenario, options)
+    scenario = _scenario(model, asked, plan_flags, load, like_result)
+    options = _checked(options, scenario)
     _check_alone(scenario)
     if not simulate_load(scenario, replace(options, trace=None), _path(options.trace)):
         raise typer.Exit(1)
@@ -158,9 +155,7 @@ def sweep_command(
     ] = "throughput",
     csv: Annotated[Path | None, typer.Option(help="A file for the table.")] = None,
     out: Annotated[Path | None, typer.Option(help="An .svg file to draw.")] = None,
-    goodput: _GOODPUT = None,
     like_result: _LIKE = None,
-    edge: _EDGE = None,
     *,
     asked: ScenarioFlags,
     plan_flags: PlanFlags,
@@ -172,9 +167,8 @@ def sweep_command(
     Each is what ridgeline simulate would say of it, in a process of its own. The last line is one
     JSON document.
     """
-    options = _check_device(plan_flags, options, asked.calibration)
-    scenario = _scenario(model, asked, plan_flags, load, like_result, goodput, edge)
-    _check(scenario, options)
+    scenario = _scenario(model, asked, plan_flags, load, like_result)
+    options = _checked(options, scenario)
     if out is not None and out.suffix.lower() != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
     sweep_loads(scenario, options, settings, objective, csv, out)
@@ -207,13 +201,11 @@ def _scenario(
     plan_flags: PlanFlags,
     load: Workload | None,
     like_result: Path | None,
-    goodput: list[str] | None,
-    edge: list[str] | None,
 ) -> Scenario:
     """Return what is to be simulated. Raises UsageError for flags that make no sense together."""
     endpoint: str = asked.endpoint
     try:
-        limits = tuple(goodput or ())
+        limits = tuple(asked.goodput or ())
         parse_limits(limits)
         for name in ("prompt_tokens", "answer_tokens", "new_tokens"):
             if (text := getattr(asked, name)) is not None:
@@ -247,14 +239,15 @@ def _scenario(
         kills_per_minute=asked.kills_per_minute,
         back_after_s=asked.back_after,
         drafts=asked.drafts,
-        edge=read_edge(edge) if edge else None,
+        edge=read_edge(asked.edge) if asked.edge else None,
         calibration=asked.calibration,
         plan_flags=plan_flags,
     )
 
 
-def _check(scenario: Scenario, options: Options) -> None:
-    """Raise UsageError for what makes no sense."""
+def _checked(options: Options, scenario: Scenario) -> Options:
+    """Return the options of the engine, with its formats. Raises UsageError for what is none."""
+    options = _check_device(scenario.plan_flags, options, scenario.calibration)
     if options.speculative_config not in (None, "off"):
         raise UsageError("a simulation has no texts to guess from: say with --drafts what is right")
     try:
@@ -264,6 +257,7 @@ def _check(scenario: Scenario, options: Options) -> None:
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(error) from error
+    return options
 
 
 def _check_alone(scenario: Scenario) -> None:
