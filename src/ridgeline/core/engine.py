@@ -149,7 +149,8 @@ class Engine:
     @property
     def num_since(self) -> tuple[int, ...]:
         """How many arrived, were aborted, paused and resumed since the last step."""
-        return tuple(len(self._since.get(name, ())) for name in _SINCE)
+        since = self._since
+        return tuple([len(since[name]) if name in since else 0 for name in _SINCE])
 
     def has_work(self) -> bool:
         """Whether any request is alive and not paused."""

@@ -114,7 +114,7 @@ class Front(Generic[Item]):
 
     def take(
         self,
-        room: Room,
+        room: Callable[[], Room],
         held: Callable[[Item], int],
         *,
         is_busy: bool,
@@ -127,7 +127,7 @@ class Front(Generic[Item]):
         share of the engine has room beside promises to others.
 
         Args:
-            room: what the engine could start.
+            room: returns what the engine could start; asked only if a prompt may enter.
             held: how many sequences the request of a prompt has in the engine.
             is_busy: whether the engine has work: else nobody is held back.
             gives_way: whether the background rests.
@@ -138,16 +138,19 @@ class Front(Generic[Item]):
             queue = self._queue_of(push.is_background)
             queue.push(push.tenant, push.prompts, push.num_seqs)
         promised, self._promised, self._pushed = self._promised, [], []
-        if promised:
-            room = room._replace(num_seqs=0)
-            for tenant, _, num_tokens in promised:
-                self._queue.charge(tenant, num_tokens)
-        elif self.num_permitted < inf and is_busy:
-            room = room._replace(num_seqs=min(room.num_seqs, int(self.num_permitted)))
-        taken = self._queue.take(room, held)
-        self.num_permitted = max(0, self.num_permitted - len(taken))
-        if self._background and not taken and not gives_way:
-            taken = self._background.take(room, held)
+        for tenant, _, num_tokens in promised:
+            self._queue.charge(tenant, num_tokens)
+        taken: list[Item] = []
+        if self._queue or (self._background and not gives_way):
+            free = room()
+            if promised:
+                free = free._replace(num_seqs=0)
+            elif self.num_permitted < inf and is_busy:
+                free = free._replace(num_seqs=min(free.num_seqs, int(self.num_permitted)))
+            taken = self._queue.take(free, held)
+            self.num_permitted = max(0, self.num_permitted - len(taken))
+            if self._background and not taken and not gives_way:
+                taken = self._background.take(free, held)
         num_outside = int(min(len(self._queue), self.num_permitted))
         num_outside += 0 if gives_way else len(self._background)
         self.load = Load(num_outside, True, self.num_pushed, num_permitted, gives_way, num_since)

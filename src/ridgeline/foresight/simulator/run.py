@@ -24,6 +24,7 @@ from ridgeline.core.front import Front
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.core.request import Sequence, Text
+from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Step, StepOutput, Work
 from ridgeline.foresight.simulator.drafts import Drafts, SimDrafter
@@ -235,6 +236,7 @@ class Replica:
         self.front: Front[_PushedRequest] = Front()
         self._on_add, self._new_text = on_add, new_text
         self._owners: dict[int, _PushedRequest] = {}
+        self._payers: dict[int, tuple[str, bool]] = {}  # tenant, and whether in the background
         self._held: Counter[int | None] = Counter()  # sequences in the engine, by push
         self._some_leave = False
         self._closed: list[RequestRecord] = []
@@ -288,7 +290,7 @@ class Replica:
     def take(self, gives_way: bool) -> None:
         """Let in whom the engine could start. Raises ValueError if a request can never run."""
         for prompt in self.front.take(
-            self.engine.scheduler.room(),
+            self.engine.scheduler.room,
             held=lambda prompt: self._held[prompt.push],
             is_busy=self.engine.has_work(),
             gives_way=gives_way,
@@ -313,14 +315,14 @@ class Replica:
             if is_read is None:
                 is_read = any(asked.is_read for asked, _ in owners.values())
             num_outside = load.num_outside if num_outside is None else num_outside
-            events = self.engine.step(load._replace(is_read=is_read, num_outside=num_outside))
-        counted = [owners[event.seq_id[0]].asked for event in events if event.token is not None]
-        served = Counter([(asked.tenant, asked.is_background) for asked in counted])
+            events = self.engine.step(Load(num_outside, is_read, *load[2:]))
+        payers = self._payers
+        served = Counter([payers[one.seq_id[0]] for one in events if one.token is not None])
         for (tenant, is_background), num_tokens in served.items():
             self.front.charge(tenant, num_tokens, is_background=is_background)
         self.ended = []
         for record in self._closed:
-            prompt = owners.pop(record.request_id)
+            prompt, _ = owners.pop(record.request_id), payers.pop(record.request_id)
             asked = prompt.asked
             self.ended.append(asked)
             self._held[prompt.push] -= asked.num_seqs
@@ -349,6 +351,7 @@ class Replica:
             pushed=pushed,
         )
         self._owners[request_id] = prompt = _PushedRequest(asked, pushed)
+        self._payers[request_id] = asked.tenant, asked.is_background
         self._held[prompt.push] += asked.num_seqs
         self._on_add(request_id, asked)
 
