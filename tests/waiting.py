@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 300.0  # of all that waits, however busy the machine is: only a failure waits so long
@@ -32,6 +33,21 @@ def connected(port: int, tls: ssl.SSLContext | None = None) -> Iterator[http.cli
         connection = http.client.HTTPSConnection("localhost", port, timeout=PATIENCE_S, context=tls)
     with closing(connection):
         yield connection
+
+
+def children(pid: int, name: str = "") -> list[int]:
+    """Return the processes that one has started, whose command has this in it.
+
+    They are asked for their parent. The lists of children below ``/proc`` are no answer: they end
+    early if a thread of the parent ends while they are read.
+    """
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended in this moment
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and name in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+    return sorted(found)
 
 
 def free_port() -> int:

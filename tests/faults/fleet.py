@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fleet.test_router import Routed, routing
-from tests.waiting import eventually
+from tests.waiting import children, eventually
 
 _AT_ONCE, _PER_FAULT = 8, 10
 _MEASURED = re.compile(  # by clocks and caches, and so no part of the answer
@@ -231,9 +231,7 @@ def _num_deaths(routed: Routed) -> int:
 
 def _stages(pid: int) -> list[int]:
     """Return the processes of a server that compute some of its layers."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    names = {int(one): Path(f"/proc/{one}/cmdline").read_text() for one in children}
-    return [one for one, name in names.items() if "cpu.stages.process" in name]
+    return children(pid, "cpu.stages.process")
 
 
 def f19(model: Path, count: int, rng: random.Random) -> str:

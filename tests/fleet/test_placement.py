@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from ridgeline.cli.main import app
 from ridgeline.fleet.placement.ray_actor import ServerActor
 from tests.fleet.test_remote_server import key_file  # noqa: F401
-from tests.waiting import PATIENCE_S, eventually, free_port
+from tests.waiting import PATIENCE_S, children, eventually, free_port
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
@@ -90,11 +90,8 @@ def serve(model: Path, path: Path) -> Run:
 
 def child() -> int:
     """The process of the one server that this process has started."""
-    for one in Path("/proc/self/task").glob("*/children"):
-        for pid in one.read_text().split():
-            if b"model_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return int(pid)
-    raise AssertionError("there is none")
+    (pid,) = children(os.getpid(), "model_process")
+    return pid
 
 
 def test_a_process_of_an_actor_says_why_it_has_ended(folder: Path, tmp_path: Path) -> None:

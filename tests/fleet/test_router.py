@@ -30,7 +30,7 @@ from ridgeline.serve.app import new_app
 from ridgeline.serve.dialects import NAME_A_MODEL
 from tests.serve.page.browsing import answer, ask, find, keep, texts
 from tests.serve.serving import JSON, first_of, serving, without_signs
-from tests.waiting import PATIENCE_S, connected, eventually, started
+from tests.waiting import PATIENCE_S, children, connected, eventually, started
 
 ASK = {"prompt": "one two", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
 # More than sockets hold: while nobody reads, it does not end.
@@ -77,8 +77,7 @@ class Routed:
 
     def pids(self) -> list[int]:
         """The processes of the models that are loaded, and one that waits for the next."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+        return children(self.process.pid)
 
 
 @contextmanager

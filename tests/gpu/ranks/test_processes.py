@@ -36,7 +36,7 @@ from tests.gpu.engines import IDS, NOWHERE, answers, engine_over
 from tests.gpu.on_cpu import ORDERED, compute_on_cpu
 from tests.gpu.ranks.threads import tiny_model
 from tests.lora import random_adapter
-from tests.waiting import PATIENCE_S, started
+from tests.waiting import PATIENCE_S, children, started
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=6, temperature=0.9, seed=3, n=2, logprobs=1, ignore_eos=True)
@@ -216,9 +216,7 @@ def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
 
 def ranks_of(pid: int) -> list[int]:
     """Return the processes of ranks that this one has started."""
-    lists = (task / "children" for task in Path(f"/proc/{pid}/task").iterdir())
-    started = [int(one) for found in lists for one in found.read_text().split()]
-    return [one for one in started if "processes.rank" in Path(f"/proc/{one}/cmdline").read_text()]
+    return children(pid, "processes.rank")
 
 
 def test_a_server_ends_with_one_line_if_a_rank_does(model: Path) -> None:  # noqa: F811
