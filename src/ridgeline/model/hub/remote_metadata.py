@@ -19,14 +19,7 @@ from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.hub.fetch.download import WAY_OUT
 from ridgeline.model.hub.fetch.index import IndexSource
-from ridgeline.model.hub.fetch.repos import (
-    Entry,
-    explained,
-    fetch_small,
-    files_of,
-    place_of,
-    wanted_of,
-)
+from ridgeline.model.hub.fetch.repos import Entry, fetch_file, files_of, place_of, wanted_of
 from ridgeline.model.hub.library import HubName
 
 _OF_WEIGHTS = re.compile(r"(?!consolidated)[\w-][\w.-]*\.safetensors")
@@ -54,13 +47,11 @@ def outline(name: HubName) -> Iterator[Path]:
         root = Path(folder) / name.repo
         if not path:
             config = "config.json"
-            fetch_small(name.repo, revision, config, files.get(config, Entry(0, None)), root)
+            fetch_file(name.repo, revision, config, files.get(config, Entry(0, None)), root)
         for file in wanted:
             target = root / file
             target.parent.mkdir(parents=True, exist_ok=True)
-            with explained(name.repo):
-                source = place_of(name.repo, revision, file)
-            _write_header(source, target, files[file])
+            _write_header(place_of(name.repo, revision, file), target, files[file])
         yield root / path
 
 

@@ -5,7 +5,6 @@ A file is complete wherever it is: it is locked, written under a hidden name, th
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import ssl
 import urllib.error
@@ -148,9 +147,3 @@ def only_one(target: Path) -> Iterator[None]:
         ) from error
     with lock:
         yield
-
-
-def git_blob_of(path: Path) -> str:
-    """Return the sha1 by which git, and so the hub, knows a file's bytes, in hex."""
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

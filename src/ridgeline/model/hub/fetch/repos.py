@@ -19,7 +19,6 @@ from ridgeline.model.hub.fetch.download import (
     WAY_OUT,
     Progress,
     download,
-    git_blob_of,
     hidden,
     only_one,
 )
@@ -44,7 +43,7 @@ class Entry(NamedTuple):
 
     size: int
     sha256: str | None  # None for small files, which the hub keeps without one
-    blob: str = ""  # what git calls a small file: see git_blob_of
+    blob: str = ""  # the name of its bytes in git
 
 
 def fetch(
@@ -85,7 +84,7 @@ def fetch(
         partial, before = hidden(target, "partial"), 0
         for file in wanted:
             shown = _behind(before, total, progress)
-            _download(name.repo, revision, file, files[file], partial, shown)
+            fetch_file(name.repo, revision, file, files[file], partial, shown)
             before += files[file].size
         for file in wanted:
             (target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +101,7 @@ def files_of(name: HubName) -> tuple[str, dict[str, Entry]]:
     from huggingface_hub import HfApi, RepoFile  # half a second, for this alone
 
     hub = HfApi()
-    with explained(name.repo):
+    with _explained(name.repo):
         info = hub.model_info(name.repo, revision=name.revision or None, files_metadata=True)
         found: Sequence[RepoSibling | RepoFile] = info.siblings or ()
         if any(file.size is None for file in found):  # a mirror may tell names alone
@@ -176,25 +175,7 @@ def _behind(before: int, total: int, progress: Progress | None) -> Progress | No
     return progress and (lambda done, _: progress(before + done, total))
 
 
-def _download(
-    repo: str, revision: str, name: str, announced: Entry, folder: Path, progress: Progress | None
-) -> None:
-    """Fetch one file into ``folder``, or what is missing of it.
-
-    The hub's library knows where it is and what to show there. It starts incomplete files
-    again, and compares none with what was announced, so files are fetched by our own download.
-    """
-    if announced.sha256 is None:
-        fetch_small(repo, revision, name, announced, folder, progress)
-        return
-    with explained(repo):
-        source = place_of(repo, revision, name)
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    download(source, path, announced.sha256, progress, size=announced.size)
-
-
-def fetch_small(
+def fetch_file(
     repo: str,
     revision: str,
     name: str,
@@ -202,31 +183,41 @@ def fetch_small(
     folder: Path,
     progress: Progress | None = None,
 ) -> None:
-    """Fetch a small file into ``folder``. Raises ValueError and ModelFileError as ``fetch`` does.
+    """Fetch one file into ``folder``, or what is missing of it. Raises as ``fetch`` does.
 
-    A hub may announce neither its size nor its checksum: then what arrives is taken.
+    The hub's library says where it is. It is not downloaded by that library, which begins a cut
+    file anew, compares no checksum, and writes down all that a server sends.
+    A hub may announce of a small file neither size nor checksum: then what arrives is taken.
     """
-    with explained(repo):
-        source = place_of(repo, revision, name)
-    path = folder / name
+    source, path = place_of(repo, revision, name), folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
+    if announced.sha256 is not None:
+        download(source, path, announced.sha256, progress, size=announced.size)
+        return
     path.unlink(missing_ok=True)  # it may be of another commit, and is downloaded again at once
     size = announced.size if announced.blob else announced.size or None
-    download(source, path, announced.blob, progress, size=size, checksum_of=git_blob_of)
+    download(source, path, announced.blob, progress, size=size, checksum_of=_git_blob_of)
 
 
 def place_of(repo: str, revision: str, name: str) -> IndexSource:
-    """Return where a file is. Raises what the hub's library raises: see ``explained``."""
+    """Return where a file is. Raises ValueError as ``fetch`` does."""
     from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
 
-    url = hf_hub_url(repo, name, revision=revision)
-    place = get_hf_file_metadata(url).location
-    token = get_token() if urlsplit(place).netloc == urlsplit(url).netloc else None
+    with _explained(repo):
+        url = hf_hub_url(repo, name, revision=revision)
+        place = get_hf_file_metadata(url).location
+        token = get_token() if urlsplit(place).netloc == urlsplit(url).netloc else None
     return IndexSource(place, headers=(("Authorization", f"Bearer {token}"),) if token else ())
 
 
+def _git_blob_of(path: Path) -> str:
+    from huggingface_hub.utils.sha import git_hash
+
+    return git_hash(path.read_bytes())
+
+
 @contextmanager
-def explained(repo: str) -> Iterator[None]:
+def _explained(repo: str) -> Iterator[None]:
     """Turn the errors of the hub's library into one line with a way out."""
     from huggingface_hub import errors
 
