@@ -89,7 +89,7 @@ def as_forecast(load: Sequence[SimRequest]) -> Run:
         _TIMES,
         range(len(load)),
         coming=coming,
-        alive=lambda: steps.update(("step",)),
+        check_cancel=lambda: steps.update(("step",)),
     )
     took_s = time.process_time() - start_s
     return Run(took_s, [foreseen[i].end_s for i in range(len(load))], steps["step"])

@@ -16,7 +16,7 @@ from typing import Any
 
 from ridgeline.engine.setup.options import Options
 from ridgeline.fleet.servers.adapters import NotLoaded, SharedAdapters
-from ridgeline.fleet.servers.equivalence import take_same
+from ridgeline.fleet.servers.equivalence import admit_equivalent
 from ridgeline.fleet.servers.remote_server import RemoteServer
 from ridgeline.fleet.servers.replica_set import ReplicaPlan, ReplicaSet, plan_servers
 from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
@@ -376,7 +376,7 @@ class Pool:
         path = self._folder.path / f"{self._num_started}.sock"
         await server.listen(path)
         worker = Worker(server, path, 0, server.tunnel_key)
-        await take_same(replica_set, worker, server, self.adapters)
+        await admit_equivalent(replica_set, worker, server, self.adapters)
         self._write(f"{replica_set.called(worker)} is {server.node}, process {server.pid}")
         replica_set.note(worker, f"has joined ({server.node})")
         self._watch(replica_set, worker)

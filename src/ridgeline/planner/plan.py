@@ -11,12 +11,18 @@ from typing import Any
 from ridgeline.engine.setup.home import stores
 from ridgeline.model.cost.hardware import Device
 from ridgeline.model.cost.shapes import active_params, mtp_params, weight_params
-from ridgeline.planner.capacity.load import BOUGHT_WITHIN, LoadFlags, OfferedLoad, Slo, load_of
+from ridgeline.planner.capacity.load import (
+    DEFAULT_PURCHASE_SLO,
+    LoadFlags,
+    OfferedLoad,
+    Slo,
+    load_of,
+)
 from ridgeline.planner.capacity.option import (
     BOOT_S,
     FETCH_BYTES_PER_S,
     SHOWN,
-    Alive,
+    CancelCheck,
     CapacityOption,
 )
 from ridgeline.planner.capacity.report import verdict
@@ -123,11 +129,11 @@ def plan(
 def plan_for(
     spec: ModelSpec, flags: PlanFlags, compare_published: bool = False,
     asked: LoadFlags | None = None, today: date | None = None,
-    report: Report = lambda done, total: None, alive: Alive = lambda: None,
+    report: Report = lambda done, total: None, check_cancel: CancelCheck = lambda: None,
 ) -> Plan:  # fmt: skip
     """Return the plan for a model that was read. Raises ValueError as ``plan`` does.
 
-    ``alive`` is called at every simulated step; what it raises ends the plan.
+    ``check_cancel`` is called at every simulated step; what it raises ends the plan.
     """
     shape = spec.shape
     spec = replace(spec, adapters=adapter_room(flags, spec.checkpoint))
@@ -170,7 +176,7 @@ def plan_for(
     choices: tuple[CapacityOption, ...] = ()
     if load is not None and asked is not None:
         day = today or date.today()
-        chosen = search(spec, flags, asked, load, devices, day, report, alive)
+        chosen = search(spec, flags, asked, load, devices, day, report, check_cancel)
         choices = chosen.choices
         best = choices[0].placement if choices else best
         assumptions = [*taken_for, *_assumptions(spec, flags, best), *chosen.notes]
@@ -250,7 +256,7 @@ def _of_purchase(asked: LoadFlags, choices: Sequence[CapacityOption]) -> Iterato
     if asked.trace_file is None:
         lengths = f"{asked.prompt_tokens} tokens, answers of {asked.new_tokens}"
         yield f"prompts of {lengths}: --prompt-tokens and --new-tokens say otherwise"
-    if asked.slo == BOUGHT_WITHIN:
+    if asked.slo == DEFAULT_PURCHASE_SLO:
         yield (
             "it must begin an answer within 5 s (19 of 20 times) and write 10 tokens a second for "
             "each: --slo says otherwise"

@@ -25,7 +25,7 @@ from ridgeline.serve.http.keys import Keys
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.model_server import ModelServer
 from ridgeline.serve.prepare import Ids, Prepared
-from ridgeline.trust.guards.guard_models import Guards
+from ridgeline.trust.guards.guard_models import GuardModels
 
 if TYPE_CHECKING:  # imported only where a server has them
     from ridgeline.trust.audit.requests import AuditObserver
@@ -45,7 +45,7 @@ class ServerStages:
     """
 
     _server: ModelServer
-    _guards: Guards
+    _guards: GuardModels
     _policies: PolicyFile | None = None
 
     def __init__(
@@ -62,7 +62,7 @@ class ServerStages:
     def open(self, server: ModelServer) -> None:
         """Begin with a server. Raises OSError or ValueError if that cannot be."""
         self._server = server
-        self._guards = Guards(self._own_judge, server.is_called, self._judges())
+        self._guards = GuardModels(self._own_judge, server.is_called, self._judges())
         if self._options.rules:
             from ridgeline.trust.rules.policy_file import PolicyFile
 

@@ -30,7 +30,7 @@ _PROBE = {  # some fifty tokens, so that prompts are read in pieces of several r
 }
 
 
-async def take_same(
+async def admit_equivalent(
     replica_set: ReplicaSet, worker: Worker, server: RemoteServer, adapters: SharedAdapters
 ) -> None:
     """Let a server have requests, with a number of its own.

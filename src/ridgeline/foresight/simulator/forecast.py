@@ -142,7 +142,7 @@ def forecast(
     coming: Listing[tuple[float, RequestSnapshot]] = (),
     under_way_s: float = 0.0,
     within_s: float = inf,
-    alive: Callable[[], None] = lambda: None,
+    check_cancel: Callable[[], None] = lambda: None,
     clock: Clock | None = None,
 ) -> dict[int, PredictedTimes]:
     """Return the prediction for the requests with the numbers ``wanted``.
@@ -156,7 +156,7 @@ def forecast(
             rise.
         under_way_s: how long ago it began; the second step has not begun.
         within_s: what comes later is not asked for.
-        alive: is called before each step; what it raises ends the forecast.
+        check_cancel: is called before each step; what it raises ends the forecast.
         clock: shows the time of the forecast, from 0 on, to a model whose speed changes with it.
     """
     clock, ended = clock or Clock(), list[RequestRecord]()
@@ -173,7 +173,7 @@ def forecast(
             _place(engine, [snapshot])
         while waiting and min(engine.scheduler.room()[:2]) > 0:
             _place(engine, [waiting.popleft()])
-        alive()
+        check_cancel()
         if not engine.has_work():
             break
         num_before = len(ended)

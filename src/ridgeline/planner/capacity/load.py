@@ -30,7 +30,7 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _MOST_REPLICAS = 4096
 # What a purchase is planned for unless more is said: a chat that writes as fast as people read.
 BOUGHT_FOR = {"prompt_tokens": "1000", "new_tokens": "300"}
-BOUGHT_WITHIN = ("ttft:p95:5000", "tpot:mean:100")
+DEFAULT_PURCHASE_SLO = ("ttft:p95:5000", "tpot:mean:100")
 _NOTHING = "--slo is METRIC:PERCENTILE:MILLISECONDS, such as ttft:p95:500"
 
 
@@ -213,7 +213,7 @@ class LoadFlags:
         if self.trace_file is None:
             for name, usual in BOUGHT_FOR.items():
                 object.__setattr__(self, name, getattr(self, name) or usual)
-        object.__setattr__(self, "slo", self.slo or BOUGHT_WITHIN)
+        object.__setattr__(self, "slo", self.slo or DEFAULT_PURCHASE_SLO)
 
     @property
     def is_given(self) -> bool:

@@ -278,7 +278,7 @@ def with_frontier(choices: Sequence[CapacityOption]) -> set[int]:
     }
 
 
-Alive = Callable[[], None]
+CancelCheck = Callable[[], None]
 _MOST_TOKENS = 1 << 40
 _MOST = 1 << 13  # tokens; more are in no step
 _KNEES = 2  # docs/adr/0054-pieces-that-suit-the-device.md
@@ -287,14 +287,14 @@ _KNEES = 2  # docs/adr/0054-pieces-that-suit-the-device.md
 class _Watched:
     """A model of time that asks at each step whether its answer is still wanted."""
 
-    def __init__(self, times: TimeModel, alive: Alive) -> None:
-        self._times, self._alive = times, alive
+    def __init__(self, times: TimeModel, check_cancel: CancelCheck) -> None:
+        self._times, self._check_cancel = times, check_cancel
         self.windows = times.windows
         self.after = times.after
 
     def seconds(self, features: Features) -> float:
         """Return the seconds of a step, unless the answer is not wanted any more."""
-        self._alive()
+        self._check_cancel()
         return self._times.seconds(features)
 
 
@@ -307,7 +307,7 @@ class Candidate:
     bounds: Bounds
     price: Price | Owned | None
     load: OfferedLoad
-    alive: Alive
+    check_cancel: CancelCheck
     knees: dict[float, float] = field(default_factory=dict)
 
     def knee(self, factor: float = 1.0) -> float:
@@ -335,7 +335,7 @@ class Candidate:
     @property
     def times(self) -> TimeModel:
         """Its model of time, as simulations use it."""
-        return _Watched(self.latency_model.times, self.alive)
+        return _Watched(self.latency_model.times, self.check_cancel)
 
     @property
     def is_ours(self) -> bool:
@@ -406,7 +406,7 @@ def with_spot(
     asked: LoadFlags,
     today: date,
     is_near: bool,
-    alive: Alive,
+    check_cancel: CancelCheck,
 ) -> CapacityOption:
     """Return the choice with what spot machines would do; as it is where it misses a bound.
 
@@ -416,7 +416,7 @@ def with_spot(
         asked: the flags: how often machines go, with what notice, at what price.
         today: old prices warn.
         is_near: simulate an eviction too, where requests come at a rate.
-        alive: called at every simulated step.
+        check_cancel: called at every simulated step.
 
     Raises:
         ValueError: machines are taken away sooner than they start.
@@ -437,7 +437,7 @@ def with_spot(
     num = replicas_for(choice.replicas, up)
     spoilt = EvictionLoss()
     if is_near and load.rate_per_s is not None:
-        spoilt = _simulated(choice, load, asked, num, per_hour, notice_s, start_s, alive)
+        spoilt = _simulated(choice, load, asked, num, per_hour, notice_s, start_s, check_cancel)
     devices = num * placement.num_devices
     return replace(
         choice,
@@ -458,11 +458,11 @@ def with_spot(
 
 def _simulated(
     choice: CapacityOption, load: OfferedLoad, asked: LoadFlags, num: int, per_hour: float,
-    notice_s: float, start_s: float, alive: Alive,
+    notice_s: float, start_s: float, check_cancel: CancelCheck,
 ) -> EvictionLoss:  # fmt: skip
     """Return what one eviction spoils, of ``num`` replicas."""
     bounds = bounds_of(choice.placement)
-    candidate = Candidate(choice.placement, choice.latency_model, bounds, None, load, alive)
+    candidate = Candidate(choice.placement, choice.latency_model, bounds, None, load, check_cancel)
     some = min(num, 4)  # whether others are beside those does not change what one loses
     part = load.share(1, 120 * some, is_read=candidate.is_ours)
     scale = num / some

@@ -30,7 +30,7 @@ from ridgeline.planner.capacity.load import PERCENTILES, LoadFlags, OfferedLoad,
 from ridgeline.planner.capacity.option import (
     MOST_BUSY,
     SHOWN,
-    Alive,
+    CancelCheck,
     Candidate,
     CapacityOption,
     SeenLatencies,
@@ -65,24 +65,24 @@ class SearchResult:
 
 def search(
     spec: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad,
-    devices: Sequence[Device], today: date, report: Report, alive: Alive,
+    devices: Sequence[Device], today: date, report: Report, check_cancel: CancelCheck,
 ) -> SearchResult:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
 
-    ``alive`` is called at every simulated step; what it raises ends the search. Raises ValueError
-    if a price is damaged, or nothing holds the model.
+    ``check_cancel`` is called at every simulated step; what it raises ends the search. Raises
+    ValueError if a price is damaged, or nothing holds the model.
     """
     warnings: list[str] = []
     sized: list[tuple[Candidate, int]] = []
     slos = asked.slos()
     for device in devices:
-        alive()
-        of_device = _candidates(spec, flags, asked, load, device, today, warnings, alive)
+        check_cancel()
+        of_device = _candidates(spec, flags, asked, load, device, today, warnings, check_cancel)
         sized += [(one, _replicas(one, load, slos, asked)) for one in of_device]
     sized.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
     choices, most_usd = list[CapacityOption](), asked.max_usd_per_hour
     for number, (candidate, replicas) in enumerate(sized):
-        alive()
+        check_cancel()
         report(min(number, _MOST_SIMULATED), min(len(sized), _MOST_SIMULATED))
         is_near = number < _MOST_SIMULATED
         choice = _decide(candidate, replicas, load, asked, is_simulated=is_near)
@@ -96,7 +96,7 @@ def search(
             warnings.append(_too_dear(*priced[0], most_usd))
     if asked.spot:
         choices = [
-            with_spot(c, load, asked, today, i < SHOWN, alive) for i, c in enumerate(choices)
+            with_spot(c, load, asked, today, i < SHOWN, check_cancel) for i, c in enumerate(choices)
         ]
     frontier = with_frontier(choices)
     choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
@@ -106,7 +106,7 @@ def search(
 
 def _candidates(
     spec: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad, device: Device,
-    today: date, warnings: list[str], alive: Alive,
+    today: date, warnings: list[str], check_cancel: CancelCheck,
 ) -> Iterator[Candidate]:  # fmt: skip
     for placement in _divisions(spec, flags, device):
         bounds = bounds_of(placement)
@@ -122,7 +122,7 @@ def _candidates(
         price, about = _price(device, placement, asked, today)
         warnings += about
         if price is not None or not asked.buy:
-            yield Candidate(placement, latency_model, bounds, price, load, alive)
+            yield Candidate(placement, latency_model, bounds, price, load, check_cancel)
 
 
 def _price(

@@ -149,13 +149,13 @@ class Arrivals:
         """Return a forecast, in the thread for them; None if it takes too many steps."""
         steps = iter(range(_MOST_STEPS))
 
-        def alive() -> None:
+        def check_cancel() -> None:
             if self._is_closed or next(steps, None) is None:
                 raise _TooLong
             time.sleep(_REST_S)
 
         try:
-            return forecast(state, times, [number], queued=queued, alive=alive)[number]
+            return forecast(state, times, [number], queued=queued, check_cancel=check_cancel)[number]
         except _TooLong:
             return None
 

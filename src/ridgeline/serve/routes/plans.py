@@ -73,7 +73,7 @@ MOST_S = 30.0  # of computing, for one plan
 _LEFT = 499  # it is not read
 
 Find = Callable[[str | None], ModelSpec]
-Alive = Callable[[], None]  # raises ApiError once a plan is no longer wanted, or takes too long
+CancelCheck = Callable[[], None]  # raises ApiError once a plan is not wanted, or takes too long
 
 
 def _is_text(name: str) -> bool:
@@ -232,14 +232,14 @@ def _key(body: PlanRequest) -> str:
     return f"{date.today()} {same.model_dump_json()}"
 
 
-def _answer(body: PlanRequest, find: Find, kept: _Kept, alive: Alive = lambda: None) -> Response:
+def _answer(body: PlanRequest, find: Find, kept: _Kept, check_cancel: CancelCheck = lambda: None) -> Response:
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
         asked, plan_flags = body.load(), body.plan_flags()
         spec = _spec(body, find)
         plan = kept.get(body)
         if plan is None:
-            plan = plan_for(spec, plan_flags, bool(body.compare_published), asked, alive=alive)
+            plan = plan_for(spec, plan_flags, bool(body.compare_published), asked, check_cancel=check_cancel)
             if asked is not None:
                 kept.put(body, plan)
         if body.format == "json":
@@ -316,7 +316,7 @@ def _shown(device: Device) -> dict[str, Any]:
 
 
 async def run_long(
-    work: WorkPools, receive: Receive, make: Callable[[Alive], Response]
+    work: WorkPools, receive: Receive, make: Callable[[CancelCheck], Response]
 ) -> Response:
     """Return what ``make`` returns, which runs in a thread and calls what it is given often.
 
@@ -339,14 +339,14 @@ async def run_long(
         watcher.cancel()
 
 
-def _until(gone: threading.Event) -> Alive:
+def _until(gone: threading.Event) -> CancelCheck:
     """Return what ends the work of this thread: it has a limit on what it computes.
 
     One on the time that passes would refuse on a busy machine what is made at once on another.
     """
     begin_s, computing_since_s = time.monotonic(), time.thread_time()
 
-    def alive() -> None:
+    def check_cancel() -> None:
         if gone.is_set():
             raise ApiError(_LEFT, "the client has left", code="client_left")
         if time.thread_time() - computing_since_s > MOST_S:
@@ -365,7 +365,7 @@ def _until(gone: threading.Event) -> Alive:
                 headers={"retry-after": "60"},
             )
 
-    return alive
+    return check_cancel
 
 
 async def _watch(receive: Receive, gone: threading.Event) -> None:

@@ -16,7 +16,7 @@ from ridgeline.core.step import Event
 from ridgeline.serve.engine.request_stream import Refusal, StreamCaller, StreamError, StreamEvent
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.trust.guards.guard import GuardFailed, text_of
-from ridgeline.trust.guards.guard_models import Guards
+from ridgeline.trust.guards.guard_models import GuardModels
 from ridgeline.trust.rules.file import JudgeRule
 from ridgeline.trust.rules.policy_file import FAILED, RequestPolicy
 
@@ -45,7 +45,7 @@ class Checks:
     def __init__(
         self,
         rules: RequestPolicy,
-        guards: Guards,
+        guards: GuardModels,
         caller: StreamCaller,
         conversations: Sequence[Conversation],
         *,

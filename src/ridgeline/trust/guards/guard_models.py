@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ridgeline.trust.rules.file import JudgeRule
 
 
-class Guards:
+class GuardModels:
     """The guards of a server."""
 
     def __init__(

@@ -21,7 +21,7 @@ from ridgeline.serve.http.request_body import RequestModel, typed
 from ridgeline.serve.http.request_state import client_left
 from ridgeline.serve.model_server import ModelServer
 from ridgeline.serve.observe.spans import parent_of
-from ridgeline.trust.guards.guard_models import Guards
+from ridgeline.trust.guards.guard_models import GuardModels
 
 if TYPE_CHECKING:  # imported only where a guard judges
     from ridgeline.trust.guards.guard import Guard, Verdict
@@ -101,7 +101,7 @@ class Moderated(Shaped):
     results: list[Moderation]
 
 
-def add_moderations(app: FastAPI, server: ModelServer, guards: Guards) -> None:
+def add_moderations(app: FastAPI, server: ModelServer, guards: GuardModels) -> None:
     """Add the route to an application; ``guards`` are those of its server."""
 
     @app.post("/v1/moderations", responses=ERRORS | {200: {"model": Moderated}})
