@@ -50,18 +50,21 @@ def measure(calibration: Calibration, num_seqs: int, num_steps: int = 2000) -> d
         for i in range(num_seqs)
     ]
     records = simulate(load, settings, calibration.times)
-    score = PredictionMonitor(calibration, start=lambda work: None)
+    monitor = PredictionMonitor(calibration, start=lambda work: None)
     # All that a history asks of an engine's thread.
     async_engine: Any = SimpleNamespace(
         settings=settings,
         listeners=[],
         tenant_of=lambda number: "-",
     )
-    TraceBuffer(async_engine, score)
+    TraceBuffer(async_engine, monitor)
     costs_us: dict[str, list[float]] = {"foresee": [], "remember": []}
     for record in records:
         is_decode = isinstance(record, StepRecord) and not record.num_prompt_tokens
-        for name, listen in (("foresee", score.on_record), ("remember", async_engine.listeners[0])):
+        for name, listen in (
+            ("foresee", monitor.on_record),
+            ("remember", async_engine.listeners[0]),
+        ):
             start_s = time.perf_counter()
             listen(record)
             if is_decode:

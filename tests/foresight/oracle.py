@@ -37,7 +37,7 @@ class Oracle(Promising):
         super().__init__(noise, seed)
         self.margin = Known(factor)  # type: ignore[assignment]
 
-    def foretell(self, now_s: float) -> Callable[..., Mapping[int, PredictedTimes]]:
+    def forecaster(self, now_s: float) -> Callable[..., Mapping[int, PredictedTimes]]:
         clock = Clock()
 
         def foresee(state, times, wanted, **more):  # type: ignore[no-untyped-def]

@@ -234,9 +234,9 @@ class Promising:
         self.times = Noisy(self.clock, self.speed, self.hits)
         replica, self.runner = new_replica(SETTINGS, self.clock, self.times, self.records.append)
         self.engine = replica.engine
-        self.score, self.margin = PredictionMonitor(KNOWN), PromiseMargin()
+        self.monitor, self.margin = PredictionMonitor(KNOWN), PromiseMargin()
         self.margins = list[float]()  # of each round
-        self.engine.listeners.append(self.score.on_record)
+        self.engine.listeners.append(self.monitor.on_record)
         self.open: dict[int, Wish] = {}  # by the engine's numbers
         self.to_come: deque[Wish] = deque()
         self.asking: list[Wish] = []
@@ -281,7 +281,7 @@ class Promising:
         self.clock.now_s += self.times.after(self.runner.num_rows, len(ended))
 
     def copy(self) -> Copy:
-        times = self.score.calibration.times.scaled(self.score.factor)
+        times = self.monitor.calibration.times.scaled(self.monitor.factor)
         state = state_of(SETTINGS, self.engine.scheduler)
         return Copy(self.clock.now_s, state, times, dict(self.open))
 
@@ -305,7 +305,7 @@ class Promising:
             wish.due_s = wish.arrived_s + slack_s
             asked.append(PromiseRequest((wish.snapshot(number),), Due(end_s=wish.last_s - now_s)))
         under_way_s = round_s - now_s
-        book = AdmissionRound(
+        admission_round = AdmissionRound(
             copy.state,
             copy.times,
             self.margin.factor,
@@ -313,10 +313,10 @@ class Promising:
             under_way_s + LAG_S,
             under_way_s=under_way_s,
             coming=tuple((1e-9, one) for one in coming),
-            foretell=self.foretell(now_s),
+            forecaster=self.forecaster(now_s),
         )
         self.margins.append(self.margin.factor)
-        for wish, verdict in zip(asking, book.decide(asked), strict=True):
+        for wish, verdict in zip(asking, admission_round.decide(asked), strict=True):
             wish.entered_s = round_s + LAG_S  # or could have
             wish.verdict_s = wish.entered_s - wish.arrived_s
             if verdict is None or verdict.outlook == "refused":
@@ -327,11 +327,11 @@ class Promising:
             wish.made_s = now_s
             wish.expected = PredictedTimes(*(now_s + seconds for seconds in verdict.foreseen))
             self.on_the_way.append(wish)
-        for i, (first_s, end_s) in book.delays_s().items():
+        for i, (first_s, end_s) in admission_round.delays_s().items():
             first, end = known[i].expected
             known[i].expected = PredictedTimes(first + first_s, end + end_s)
 
-    def foretell(self, now_s: float) -> Callable[..., Mapping[int, PredictedTimes]]:
+    def forecaster(self, now_s: float) -> Callable[..., Mapping[int, PredictedTimes]]:
         """Return what makes the forecasts of a round whose copy is of this moment."""
         return forecast
 

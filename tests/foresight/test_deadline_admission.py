@@ -98,8 +98,8 @@ class Served:
             number = machine.engine._next_id + i
             snapshot = new_snapshot(number, wish.num_prompt, wish.num_new, due_s=due_s)
             asked.append(PromiseRequest((snapshot,), due))
-        book = AdmissionRound(state, TIMES, 1.0, open_)
-        for wish, one, verdict in zip(asking, asked, book.decide(asked), strict=True):
+        admission_round = AdmissionRound(state, TIMES, 1.0, open_)
+        for wish, one, verdict in zip(asking, asked, admission_round.decide(asked), strict=True):
             if verdict is None or verdict.outlook == "refused":
                 self.refused.append(wish)
                 continue
@@ -109,7 +109,7 @@ class Served:
             new_snapshot((1 << 50) + i, wish.num_prompt, wish.num_new)
             for i, (wish, _) in enumerate(self.queue)
         ]
-        self.num_permitted = book.num_may_enter(queued)
+        self.num_permitted = admission_round.num_may_enter(queued)
         while self.num_permitted and min(machine.engine.scheduler.room()[:2]) > 0:
             self.num_permitted -= 1
             self.best_effort.append(self.add(self.queue.popleft()[0]))
@@ -213,8 +213,8 @@ def outlooks(verdicts: list[AdmissionVerdict | None]) -> list[str | None]:
 
 def test_all_are_promised_by_one_forecast_if_all_can_be() -> None:
     told = Told()
-    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=told)
-    verdicts = book.decide([asks(i, 9.0) for i in range(8)])
+    admission_round = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, forecaster=told)
+    verdicts = admission_round.decide([asks(i, 9.0) for i in range(8)])
     assert outlooks(verdicts) == ["promised"] * 8
     assert verdicts[0] == AdmissionVerdict(
         "promised", PredictedTimes(8.0, 8.0), PredictedTimes(8.0, 8.0)
@@ -223,15 +223,15 @@ def test_all_are_promised_by_one_forecast_if_all_can_be() -> None:
 
 
 def test_of_too_many_those_that_come_first_are_promised() -> None:
-    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=Told())
-    verdicts = book.decide([asks(0, 2.0), asks(1, 2.0), asks(2, 2.0)])
+    admission_round = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, forecaster=Told())
+    verdicts = admission_round.decide([asks(0, 2.0), asks(1, 2.0), asks(2, 2.0)])
     assert outlooks(verdicts) == ["promised", "promised", "refused"]
 
 
 def test_a_storm_costs_a_bounded_number_of_forecasts() -> None:
     told = Told()
-    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=told)
-    verdicts = book.decide([asks(i, 0.5) for i in range(500)])
+    admission_round = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, forecaster=told)
+    verdicts = admission_round.decide([asks(i, 0.5) for i in range(500)])
     assert {*outlooks(verdicts)} == {"refused", None}
     assert outlooks(verdicts).count(None) > 400
     assert told.num_asked <= 12
@@ -239,9 +239,9 @@ def test_a_storm_costs_a_bounded_number_of_forecasts() -> None:
 
 def test_a_refusal_is_told_before_the_next_forecast() -> None:
     told, refused = Told(), list[tuple[int, int, str]]()
-    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=told)
+    admission_round = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, forecaster=told)
     asked = [asks(0, 9.0), asks(1, 0.5), asks(2, 9.0), asks(3, 0.5)]
-    verdicts = book.decide(
+    verdicts = admission_round.decide(
         asked, lambda i, verdict: refused.append((i, told.num_asked, verdict.outlook))
     )
     assert outlooks(verdicts) == ["promised", "refused", "promised", "refused"]
@@ -252,66 +252,74 @@ def test_a_refusal_is_told_before_the_next_forecast() -> None:
 def test_what_is_broken_already_forbids_nothing() -> None:
     old = asks(0, -1.0)
     state = State(SETUP, old.snapshots)
-    book = AdmissionRound(state, TIMES, 1.0, {0: old}, foretell=Told())
-    (verdict,) = book.decide([asks(1, 5.0)])
+    admission_round = AdmissionRound(state, TIMES, 1.0, {0: old}, forecaster=Told())
+    (verdict,) = admission_round.decide([asks(1, 5.0)])
     assert verdict is not None
     assert verdict.outlook == "promised"
 
 
 def test_as_many_may_enter_as_break_nothing() -> None:
     one = asks(0, 6.0)
-    book = AdmissionRound(State(SETUP, one.snapshots), TIMES, 1.0, {0: one}, foretell=Told())
+    admission_round = AdmissionRound(
+        State(SETUP, one.snapshots), TIMES, 1.0, {0: one}, forecaster=Told()
+    )
     queued = [new_snapshot(10 + i, 4, 4) for i in range(16)]
-    assert book.num_may_enter(queued) == 4
-    assert book.num_may_enter(queued[:5]) == 5
+    assert admission_round.num_may_enter(queued) == 4
+    assert admission_round.num_may_enter(queued[:5]) == 5
     assert (
-        AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=Told()).num_may_enter(queued)
+        AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, forecaster=Told()).num_may_enter(queued)
         == 16
     )
 
 
 def test_what_others_delay_is_no_error_of_a_forecast() -> None:
     one = asks(0, 30.0)
-    book = AdmissionRound(State(SETUP, one.snapshots), TIMES, 1.0, {0: one}, foretell=Told())
-    assert book.delays_s() == {0: (0.0, 0.0)}
-    book.decide([asks(1, 9.0), asks(2, 9.0)])
-    assert book.delays_s()[0] == (2.0, 2.0)
-    assert book.num_may_enter([new_snapshot(9, 4, 4)]) == 1
-    assert book.delays_s()[0] == (3.0, 3.0)
+    admission_round = AdmissionRound(
+        State(SETUP, one.snapshots), TIMES, 1.0, {0: one}, forecaster=Told()
+    )
+    assert admission_round.delays_s() == {0: (0.0, 0.0)}
+    admission_round.decide([asks(1, 9.0), asks(2, 9.0)])
+    assert admission_round.delays_s()[0] == (2.0, 2.0)
+    assert admission_round.num_may_enter([new_snapshot(9, 4, 4)]) == 1
+    assert admission_round.delays_s()[0] == (3.0, 3.0)
 
 
 def test_a_forecast_is_compared_with_its_margin() -> None:
-    book = AdmissionRound(State(SETUP, ()), TIMES, 1.5, {}, foretell=Told())
-    (verdict,) = book.decide([asks(0, 1.6)])
+    admission_round = AdmissionRound(State(SETUP, ()), TIMES, 1.5, {}, forecaster=Told())
+    (verdict,) = admission_round.decide([asks(0, 1.6)])
     assert verdict == AdmissionVerdict(
         "promised", PredictedTimes(1.0, 1.0), PredictedTimes(1.5, 1.5)
     )
 
 
 def test_who_is_in_time_without_the_margin_only_is_accepted_and_not_promised() -> None:
-    book = AdmissionRound(State(SETUP, ()), TIMES, 1.5, {}, foretell=Told())
-    verdicts = book.decide([asks(0, 9.0), asks(1, 2.5), asks(2, 2.5), asks(3, 9.0)])
+    admission_round = AdmissionRound(State(SETUP, ()), TIMES, 1.5, {}, forecaster=Told())
+    verdicts = admission_round.decide([asks(0, 9.0), asks(1, 2.5), asks(2, 2.5), asks(3, 9.0)])
     assert outlooks(verdicts) == ["promised", "unpromised", "refused", "promised"]
 
 
 def test_who_has_no_promise_hinders_nobody() -> None:
     """It may become late by one that is promised; nor does best effort wait for it."""
     one = asks(0, 1.2)._replace(is_protected=False)
-    book = AdmissionRound(State(SETUP, one.snapshots), TIMES, 1.5, {0: one}, foretell=Told())
-    assert book.num_may_enter([new_snapshot(9, 4, 4)]) == 1
-    assert outlooks(book.decide([asks(1, 9.0)])) == ["promised"]
-    assert book.delays_s()[0] == (1.0, 1.0)
+    admission_round = AdmissionRound(
+        State(SETUP, one.snapshots), TIMES, 1.5, {0: one}, forecaster=Told()
+    )
+    assert admission_round.num_may_enter([new_snapshot(9, 4, 4)]) == 1
+    assert outlooks(admission_round.decide([asks(1, 9.0)])) == ["promised"]
+    assert admission_round.delays_s()[0] == (1.0, 1.0)
 
 
 def test_who_would_harm_a_promise_is_refused_even_without_one() -> None:
     one = asks(0, 1.6)
-    book = AdmissionRound(State(SETUP, one.snapshots), TIMES, 1.5, {0: one}, foretell=Told())
-    assert outlooks(book.decide([asks(1, 2.5)])) == ["refused"]
+    admission_round = AdmissionRound(
+        State(SETUP, one.snapshots), TIMES, 1.5, {0: one}, forecaster=Told()
+    )
+    assert outlooks(admission_round.decide([asks(1, 2.5)])) == ["refused"]
 
 
 def test_the_verdict_stays_what_it_was_when_others_delay_it_in_the_same_round() -> None:
-    book = AdmissionRound(State(SETUP, ()), TIMES, 1.5, {}, foretell=Told())
-    verdicts = book.decide([asks(0, 1.2), asks(1, 9.0), asks(2, 9.0)])
+    admission_round = AdmissionRound(State(SETUP, ()), TIMES, 1.5, {}, forecaster=Told())
+    verdicts = admission_round.decide([asks(0, 1.2), asks(1, 9.0), asks(2, 9.0)])
     assert outlooks(verdicts) == ["unpromised", "promised", "promised"]
     assert [verdict.foreseen.end_s for verdict in verdicts if verdict] == [3.0, 3.0, 3.0]
 
@@ -320,11 +328,11 @@ def test_what_may_fail_is_not_delayed() -> None:
     """A promise that would be late with a margin, and is in time without: nobody goes before."""
     one = asks(0, 1.05)
     state = State(SETUP, one.snapshots)
-    book = AdmissionRound(state, TIMES, 1.2, {0: one}, foretell=Told())
-    (verdict,) = book.decide([asks(1, 100.0)])
+    admission_round = AdmissionRound(state, TIMES, 1.2, {0: one}, forecaster=Told())
+    (verdict,) = admission_round.decide([asks(1, 100.0)])
     assert verdict is not None
     assert verdict.outlook == "refused"
-    assert book.num_may_enter([new_snapshot(9, 4, 4)]) == 0
+    assert admission_round.num_may_enter([new_snapshot(9, 4, 4)]) == 0
 
     class Behind(Told):
         """Who is not in the engine delays nobody."""
@@ -332,16 +340,16 @@ def test_what_may_fail_is_not_delayed() -> None:
         def __call__(self, *arguments: Any, **more: Any) -> Mapping[int, PredictedTimes]:
             return super().__call__(*arguments, **more | {"queued": (), "coming": ()})
 
-    book = AdmissionRound(state, TIMES, 1.2, {0: one}, foretell=Behind())
-    (verdict,) = book.decide([asks(1, 100.0)])
+    admission_round = AdmissionRound(state, TIMES, 1.2, {0: one}, forecaster=Behind())
+    (verdict,) = admission_round.decide([asks(1, 100.0)])
     assert verdict is not None
     assert verdict.outlook == "promised"
 
 
 def test_what_is_foreseen_counts_all_that_come_in_the_same_round() -> None:
     told = Told()
-    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=told)
-    verdicts = book.decide([asks(0, 9.0), asks(1, 9.0), asks(2, 0.5), asks(3, 9.0)])
+    admission_round = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, forecaster=told)
+    verdicts = admission_round.decide([asks(0, 9.0), asks(1, 9.0), asks(2, 0.5), asks(3, 9.0)])
     assert [verdict.foreseen.end_s for verdict in verdicts if verdict] == [3.0, 3.0, 3.0, 3.0]
     assert outlooks(verdicts) == ["promised", "promised", "refused", "promised"]
 
@@ -352,8 +360,10 @@ def test_no_forecast_begins_when_the_time_is_over() -> None:
     def has_time() -> bool:
         return bool(left and left.pop())
 
-    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, has_time=has_time, foretell=told)
-    assert book.decide([asks(i, 0.5) for i in range(8)]) == [None] * 8
+    admission_round = AdmissionRound(
+        State(SETUP, ()), TIMES, 1.0, {}, has_time=has_time, forecaster=told
+    )
+    assert admission_round.decide([asks(i, 0.5) for i in range(8)]) == [None] * 8
     assert told.num_asked == 2
 
 
@@ -397,12 +407,12 @@ def test_what_a_key_was_promised_beyond_its_share_hinders_no_other(
 ) -> None:
     """Eight slots, and a newcomer for whom all promises of before would be late."""
 
-    def foretell(
+    def forecaster(
         state: State, times: object, numbers: list[int], *, coming: tuple[Any, ...], **more: object
     ) -> dict[int, PredictedTimes]:
         return {n: PredictedTimes(0.5, 0.5 if n >= 100 or not coming else 3.0) for n in numbers}
 
-    book = AdmissionRound(
+    admission_round = AdmissionRound(
         State(replace(SETUP, max_num_seqs=8), ()),
         TIMES,
         1.0,
@@ -410,9 +420,9 @@ def test_what_a_key_was_promised_beyond_its_share_hinders_no_other(
             i: PromiseRequest((new_snapshot(i, 5, 5, owner="a"),), Due(2.0, 2.0))
             for i in range(num_before)
         },
-        foretell=foretell,
+        forecaster=forecaster,
     )
     newcomer = PromiseRequest((new_snapshot(100, 5, 5, num_answers=6, owner=owner),), Due(2.0, 2.0))
-    (verdict,) = book.decide([newcomer])
+    (verdict,) = admission_round.decide([newcomer])
     assert verdict is not None
     assert (verdict.outlook == "promised") == is_kept

@@ -296,7 +296,7 @@ def test_a_request_keeps_what_is_unloaded_and_metrics_tell_it(served: Served) ->
 def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> None:
     prompt = tuple(41 + i % 31 for i in range(60))
     served.call(COMPLETE, {"prompt": list(prompt), "max_tokens": 1, "model": "a"})
-    promises, found = served.running.model_server.promises, dict[str, int]()
+    deadline_admission, found = served.running.model_server.deadline_admission, dict[str, int]()
     deadline = SimpleNamespace(length="most")
     is_known = threading.Event()
 
@@ -307,7 +307,7 @@ def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> 
                 [prompt], SamplingParams(max_tokens=2), None, StreamCaller("-"), adapter=adapter
             )  # type: ignore[arg-type]
             asking: Any = SimpleNamespace(stream=stream, deadline=deadline)
-            (snapshot,) = promises._snapshots(asking, 1)
+            (snapshot,) = deadline_admission._snapshots(asking, 1)
             found[name] = snapshot.answers[0].num_cached
         is_known.set()
 

@@ -210,12 +210,12 @@ def run(llm: LLM, case: SimulatedRun, calibration: Calibration) -> Run:
     steps: list[StepErrors] = []
     watcher = Watcher(Samples(), calibration.times.windows)
     # It follows the speed, and is never fitted again.
-    score = PredictionMonitor(calibration, start=lambda fit: None)
+    monitor = PredictionMonitor(calibration, start=lambda fit: None)
 
     def take(record: Record) -> None:
         records.append(record)
-        factor = score.factor
-        score.on_record(record)
+        factor = monitor.factor
+        monitor.on_record(record)
         if sample := watcher.take(record):
             plain_s = calibration.times.seconds(sample.features)
             steps.append(StepErrors(sample.seconds, plain_s, factor * plain_s))

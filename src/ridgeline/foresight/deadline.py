@@ -102,7 +102,7 @@ class AdmissionRound:
         promised: what was promised before, or accepted without, by a name.
         lag_s: from the state until a request that is promised now is in the engine.
         has_time: whether one more forecast may be made.
-        foretell: how long until what; for tests of this alone.
+        forecaster: how long until what; for tests of this alone.
         under_way_s: for how long the step that the state is before has run by now.
         coming: promised requests that are not in the state yet, and after how many seconds each
             enters.
@@ -114,7 +114,7 @@ class AdmissionRound:
     promised: dict[int, PromiseRequest]
     lag_s: float = 0.0
     has_time: Callable[[], bool] = lambda: True
-    foretell: Callable[..., Mapping[int, PredictedTimes]] = forecast
+    forecaster: Callable[..., Mapping[int, PredictedTimes]] = forecast
     under_way_s: float = 0.0
     coming: tuple[tuple[float, RequestSnapshot], ...] = ()
 
@@ -247,7 +247,7 @@ class AdmissionRound:
         numbers = [one.number for asked in promised.values() for one in asked.snapshots]
         last_s = max((s for asked in promised.values() for s in asked.due if s < inf), default=0.0)
         within_s = _PATIENCE * last_s
-        foretold = self.foretell(
+        forecasts = self.forecaster(
             self.state,
             self.times,
             numbers,
@@ -256,7 +256,7 @@ class AdmissionRound:
             under_way_s=self.under_way_s,
             within_s=within_s,
         )
-        return {name: self._verdict(asked, foretold) for name, asked in promised.items()}
+        return {name: self._verdict(asked, forecasts) for name, asked in promised.items()}
 
     def _entering(
         self, asked: Mapping[int, PromiseRequest]
@@ -264,9 +264,9 @@ class AdmissionRound:
         return tuple((self.lag_s, one) for each in asked.values() for one in each.snapshots)
 
     def _verdict(
-        self, asked: PromiseRequest, foretold: Mapping[int, PredictedTimes]
+        self, asked: PromiseRequest, forecasts: Mapping[int, PredictedTimes]
     ) -> AdmissionVerdict:
-        each = [foretold[snapshot.number] for snapshot in asked.snapshots]
+        each = [forecasts[snapshot.number] for snapshot in asked.snapshots]
         foreseen = PredictedTimes(max(one.first_s for one in each), max(one.end_s for one in each))
         stretched = PredictedTimes(*(self.margin * seconds for seconds in foreseen))
         outlook: Outlook = "refused"

@@ -90,7 +90,7 @@ class ServerParts:
         """End the engine's thread and all that works beside it."""
         await self.rest()
         self.model_server.work.close()
-        self.model_server.promises.close()
+        self.model_server.deadline_admission.close()
         self.model_server.arrivals.close()
         loop = asyncio.get_running_loop()
         for engine in (self.async_engine, *self.engines.values()):

@@ -32,7 +32,7 @@ from ridgeline.serve.answer.protocol import (
 from ridgeline.serve.answer.reply import OpenAiWriter, Reply, ReplyParts, ResponseWriter
 from ridgeline.serve.answer.response_builder import ResponseBuilder
 from ridgeline.serve.answer.stages import AnswerRow, Observer, PreparedRequest, Screen
-from ridgeline.serve.deadlines.admission import Promises
+from ridgeline.serve.deadlines.admission import DeadlineAdmission
 from ridgeline.serve.deadlines.field import HEADER
 from ridgeline.serve.deadlines.prediction_sampling import Arrivals
 from ridgeline.serve.engine.between_steps import load
@@ -143,11 +143,11 @@ class ModelServer:
         of_server = metrics, self.work, options, stages.screen, self._fill
         self.preparer = Preparer(self.text, self.max_model_len, *of_server)
         stages.open(self)
-        self.live = Live(engine, metrics.score)
+        self.live = Live(engine, metrics.monitor)
         counting = metrics.count_promise, metrics.margin
-        self.promises = Promises(engine, metrics.score, self.text, *counting)
-        self.arrivals = Arrivals(engine, metrics.score)
-        self.history = TraceBuffer(engine, metrics.score)
+        self.deadline_admission = DeadlineAdmission(engine, metrics.monitor, self.text, *counting)
+        self.arrivals = Arrivals(engine, metrics.monitor)
+        self.trace_buffer = TraceBuffer(engine, metrics.monitor)
         self.statistics = Statistics(engine)
         self.is_draining = False
 
@@ -372,9 +372,9 @@ class ModelServer:
         answers.pass_through(self.stages.row(answers, prepared))
         writer = new_writer(answers, body, stream.name, name, fingerprint)
         deadline = prepared.deadline
-        promising = partial(self.promises.ask, stream, deadline) if deadline else None
+        promising = partial(self.deadline_admission.request, stream, deadline) if deadline else None
         parts = stream, answers, body, writer, dialect
-        reply = Reply(self.of_replies, *parts, promising, self.promises.note_lengths)
+        reply = Reply(self.of_replies, *parts, promising, self.deadline_admission.note_lengths)
         if state.journal is not None and body.stream:
             reply.keep(state.journal, fingerprint + (screen.digest.hex() if screen else ""))
         return _told(reply, body, prepared, dialect)

@@ -130,7 +130,7 @@ def test_a_trace_with_deadlines_is_decided_again_the_same(
 
     with serving(model, options) as served, ThreadPoolExecutor(12) as pool:
         served.call("/v1/completions", bodies[0])
-        eventually(lambda: served.running.model_server.metrics.score.is_calibrated)
+        eventually(lambda: served.running.model_server.metrics.monitor.is_calibrated)
         statuses = [pool.submit(served.call, "/v1/completions", body) for body in bodies]
         assert {found.result()[0] for found in statuses} <= {200, 503}
     records = [json.loads(line) for line in path.read_text().splitlines()]

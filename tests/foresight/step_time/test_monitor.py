@@ -62,33 +62,33 @@ def served(times: StepTime = TRUE, num: int = 60, seed: int = 1) -> list[Record]
     return simulate(load, SETTINGS, times)
 
 
-def heard(score: PredictionMonitor, records: list[Record]) -> PredictionMonitor:
+def heard(monitor: PredictionMonitor, records: list[Record]) -> PredictionMonitor:
     for record in records:
-        score.on_record(record)
-    return score
+        monitor.on_record(record)
+    return monitor
 
 
 def test_where_the_model_is_right_nothing_is_off() -> None:
-    score = heard(PredictionMonitor(known()), served())
-    assert score.num_steps > 100
-    assert score.factor == pytest.approx(1)
-    assert score.predicted_s == pytest.approx(score.actual_s)
-    assert score.errors["step"] == pytest.approx(0, abs=1e-9)
+    monitor = heard(PredictionMonitor(known()), served())
+    assert monitor.num_steps > 100
+    assert monitor.factor == pytest.approx(1)
+    assert monitor.predicted_s == pytest.approx(monitor.actual_s)
+    assert monitor.errors["step"] == pytest.approx(0, abs=1e-9)
     # Between steps something is added for each end, which is not known before, and some come amid.
-    assert score.errors["ttft"] < 0.03
-    assert score.errors["tpot"] < 0.03
-    assert sum(score.error_counts) == score.error_counts[0] == score.num_steps
+    assert monitor.errors["ttft"] < 0.03
+    assert monitor.errors["tpot"] < 0.03
+    assert sum(monitor.error_counts) == monitor.error_counts[0] == monitor.num_steps
 
 
 def test_a_machine_that_becomes_slower_is_followed_within_seconds() -> None:
-    score = heard(PredictionMonitor(known(), start=lambda work: None), served())
-    before_s = score.predicted_s
+    monitor = heard(PredictionMonitor(known(), start=lambda work: None), served())
+    before_s = monitor.predicted_s
     slow = served(TRUE.scaled(2.0), num=200, seed=2)
-    heard(score, slow)
-    assert score.speed == pytest.approx(0.5, abs=0.02)
+    heard(monitor, slow)
+    assert monitor.speed == pytest.approx(0.5, abs=0.02)
     took_s = sum(r.execute_s for r in slow if isinstance(r, StepRecord))
     assert took_s > 4
-    foreseen_s = score.predicted_s - before_s
+    foreseen_s = monitor.predicted_s - before_s
     assert 0.85 * took_s < foreseen_s < took_s  # too little only in the first two seconds
 
 
@@ -98,43 +98,44 @@ def test_one_wild_step_is_not_a_slow_machine() -> None:
     step = records[i]
     assert isinstance(step, StepRecord)
     records[i] = replace(step, execute_s=1.0)  # for fifty times as long something else ran
-    score = PredictionMonitor(known())
-    heard(score, records[: i + 1])
-    assert score.factor < 1 + (1 - 0.6) * 2.01  # as if it had been three times as long
-    heard(score, records[i + 1 :])
-    assert score.factor < 1.4
+    monitor = PredictionMonitor(known())
+    heard(monitor, records[: i + 1])
+    assert monitor.factor < 1 + (1 - 0.6) * 2.01  # as if it had been three times as long
+    heard(monitor, records[i + 1 :])
+    assert monitor.factor < 1.4
 
 
 def test_steps_that_are_held_up_now_and_then_do_not_bend_the_sum() -> None:
     """A mean of ratios by the time that steps took would foresee far too much."""
-    dice, score = random.Random(6), PredictionMonitor(known(), start=lambda work: None)
+    dice, monitor = random.Random(6), PredictionMonitor(known(), start=lambda work: None)
     for record in served(num=400):
         if isinstance(record, StepRecord) and dice.random() < 0.3:
             record = replace(record, execute_s=2.9 * record.execute_s)
-        score.on_record(record)
-    assert score.actual_s > 15
-    assert score.predicted_s == pytest.approx(score.actual_s, rel=0.05)
+        monitor.on_record(record)
+    assert monitor.actual_s > 15
+    assert monitor.predicted_s == pytest.approx(monitor.actual_s, rel=0.05)
 
 
 def test_what_was_assumed_is_replaced_after_two_hundred_steps() -> None:
     assumed = StepTime((1, 32), (1e-3, 4e-3), 1e-4, 0, 0, 0, 0)
     fits: Refits = []
-    score = PredictionMonitor(known(assumed, "assumed"), start=fits.append)
+    monitor = PredictionMonitor(known(assumed, "assumed"), start=fits.append)
     records = served(num=300)
     steps = [i for i, record in enumerate(records) if isinstance(record, StepRecord)]
-    heard(score, records[: steps[198] + 1])
-    assert (len(fits), score.is_calibrated) == (0, False)
-    heard(score, records[steps[198] + 1 : steps[200]])
-    assert (len(fits), score.is_calibrated) == (1, False)
+    heard(monitor, records[: steps[198] + 1])
+    assert (len(fits), monitor.is_calibrated) == (0, False)
+    heard(monitor, records[steps[198] + 1 : steps[200]])
+    assert (len(fits), monitor.is_calibrated) == (1, False)
     fits.pop()()
-    heard(score, records[steps[200] : steps[-1]])
-    assert (score.calibration.source, score.num_fits) == ("served", 1)
+    heard(monitor, records[steps[200] : steps[-1]])
+    assert (monitor.calibration.source, monitor.num_fits) == ("served", 1)
     fresh = [record for record in served(seed=9) if isinstance(record, StepRecord)]
     errors = [
-        abs(score.calibration.times.seconds(of_record(step)) / step.execute_s - 1) for step in fresh
+        abs(monitor.calibration.times.seconds(of_record(step)) / step.execute_s - 1)
+        for step in fresh
     ]
     assert sum(errors) / len(errors) < 0.05
-    assert score.speed == pytest.approx(1, abs=0.05)
+    assert monitor.speed == pytest.approx(1, abs=0.05)
 
 
 def test_what_a_server_learns_first_is_learnt_again_when_it_has_seen_more() -> None:
@@ -143,11 +144,11 @@ def test_what_a_server_learns_first_is_learnt_again_when_it_has_seen_more() -> N
     assumed = StepTime((1, 32), (1e-3, 4e-3), 1e-4, 0, 0, 0, 0)
 
     def fit(work: Callable[[], None]) -> None:
-        counts.append(score.num_steps)
+        counts.append(monitor.num_steps)
         work()
 
-    score = PredictionMonitor(known(assumed, "assumed"), start=fit)
-    heard(score, served(num=900))
+    monitor = PredictionMonitor(known(assumed, "assumed"), start=fit)
+    heard(monitor, served(num=900))
     assert len(counts) >= 3
     steps = [0, *counts[:3]]
     assert all(before < 200 * 2**i <= at for i, (before, at) in enumerate(pairwise(steps)))
@@ -158,22 +159,22 @@ def test_a_shape_that_errs_is_fitted_anew() -> None:
     """Prompts take three times as long as when it was measured, answers do not."""
     other = replace(TRUE, table_s=(0.01, 0.03, 0.15))
     fits: Refits = []
-    score = heard(PredictionMonitor(known(), start=fits.append), served(other, num=3000))
+    monitor = heard(PredictionMonitor(known(), start=fits.append), served(other, num=3000))
     assert fits
     fits[0]()
-    heard(score, served(other, num=100, seed=3))
-    assert score.num_fits == 1
-    assert score.errors["step"] < 0.2
-    again = heard(PredictionMonitor(score.calibration), served(other, num=100, seed=4))
+    heard(monitor, served(other, num=100, seed=3))
+    assert monitor.num_fits == 1
+    assert monitor.errors["step"] < 0.2
+    again = heard(PredictionMonitor(monitor.calibration), served(other, num=100, seed=4))
     assert again.errors["step"] < 0.05
 
 
 def test_what_is_learnt_is_there_at_the_next_start(tmp_path: Path) -> None:
     assumed = known(StepTime((1, 32), (1e-3, 4e-3), 1e-4, 0, 0, 0, 0), "assumed")
-    score = PredictionMonitor(assumed, keep=partial(save_calibration, tmp_path))
-    heard(score, served(TRUE.scaled(1.0), num=400))
-    heard(score, served(TRUE.scaled(1.5), num=200))
-    score.close()
+    monitor = PredictionMonitor(assumed, keep=partial(save_calibration, tmp_path))
+    heard(monitor, served(TRUE.scaled(1.0), num=400))
+    heard(monitor, served(TRUE.scaled(1.5), num=200))
+    monitor.close()
     (kept,) = all_of(tmp_path)
     assert kept == read_calibration(calibration_path(tmp_path, kept))
     assert kept.is_of(assumed)
@@ -187,17 +188,17 @@ def test_what_is_learnt_is_there_at_the_next_start(tmp_path: Path) -> None:
 
 def test_nothing_is_kept_of_what_was_only_assumed() -> None:
     kept = list[Calibration]()
-    score = PredictionMonitor(known(source="assumed"), start=lambda work: None, keep=kept.append)
-    heard(score, served(num=5)).close()
+    monitor = PredictionMonitor(known(source="assumed"), start=lambda work: None, keep=kept.append)
+    heard(monitor, served(num=5)).close()
     assert not kept
 
 
 def test_a_home_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "calibration").write_text("in the way")
-    score = PredictionMonitor(known(source="assumed"), keep=partial(try_to_keep, tmp_path))
-    heard(score, served(num=100))
-    score.close()
-    assert score.is_calibrated
+    monitor = PredictionMonitor(known(source="assumed"), keep=partial(try_to_keep, tmp_path))
+    heard(monitor, served(num=100))
+    monitor.close()
+    assert monitor.is_calibrated
 
 
 def test_what_is_rare_is_not_forgotten() -> None:
@@ -245,12 +246,12 @@ def test_a_step_that_failed_says_nothing_of_time() -> None:
 
 
 def test_a_request_that_was_given_up_is_not_compared() -> None:
-    score = PredictionMonitor(known())
+    monitor = PredictionMonitor(known())
     for record in served(num=10):
         if isinstance(record, RequestRecord):
             record = replace(record, finish_reasons=("abort",))
-        score.on_record(record)
-    assert "ttft" not in score.errors
+        monitor.on_record(record)
+    assert "ttft" not in monitor.errors
 
 
 def test_factors_are_of_two_busy_seconds() -> None:

@@ -50,7 +50,7 @@ def knowing(model: Path) -> Iterator[Served]:
         assert (status, answer["error"]["code"]) == (503, "deadline_not_foreseeable")
         assert headers["retry-after"] == "2"
         assert "measures itself" in answer["error"]["message"]
-        eventually(lambda: served.running.model_server.metrics.score.is_calibrated)
+        eventually(lambda: served.running.model_server.metrics.monitor.is_calibrated)
         served.assert_idle()  # its own requests have ended
         yield served
         served.assert_idle()
@@ -114,7 +114,7 @@ def wide(knowing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A margin so wide that no machine is that slow, until a request has ended."""
     margin = PromiseMargin()
     margin.factor = 1e6
-    monkeypatch.setattr(knowing.running.model_server.promises, "_margin", margin)
+    monkeypatch.setattr(knowing.running.model_server.deadline_admission, "_margin", margin)
 
 
 def test_in_the_band_of_the_margin_it_is_accepted_without_a_promise(
@@ -149,8 +149,8 @@ def test_where_too_many_were_broken_nothing_is_promised_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    promises, margin = knowing.running.model_server.promises, PromiseMargin()
-    monkeypatch.setattr(promises, "_margin", margin)
+    deadline_admission, margin = knowing.running.model_server.deadline_admission, PromiseMargin()
+    monkeypatch.setattr(deadline_admission, "_margin", margin)
     monkeypatch.setattr(knowing.running.model_server.metrics, "margin", margin)
     assert knowing.metrics()["ridgeline:promises_made"] == 1
     assert knowing.metrics()["ridgeline:promise_margin_ratio"] == pytest.approx(margin.factor)
@@ -306,12 +306,12 @@ def test_a_verdict_does_not_wait_for_the_step_under_way(
     promised = ASK | {"deadline": {"total_ms": 60_000}}
     with asking(knowing, promised, []):
         assert held.wait(PATIENCE_S)
-        score = knowing.running.model_server.metrics.score
+        monitor = knowing.running.model_server.metrics.monitor
         # A second a step or more, so a hundred in all: the verdict has its time.
-        monkeypatch.setattr(score, "factor", 200.0)
+        monkeypatch.setattr(monitor, "factor", 200.0)
         body = ASK | {"max_tokens": 100, "deadline": {"ttft_ms": 60_000, "total_ms": 30_000}}
         status, answer, headers = knowing.call("/v1/completions", body)
-    assert status == 503, (answer, score.calibration)
+    assert status == 503, (answer, monitor.calibration)
     assert answer["error"]["code"] == "deadline_cannot_be_kept"
     assert "x-foreseen-ttft-ms" in headers, "nothing was foreseen"
 

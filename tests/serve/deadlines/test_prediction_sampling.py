@@ -29,10 +29,10 @@ def knowing(model: Path) -> Iterator[Served]:
     clock = StepClock()
     with serving(model, {"max_num_seqs": 1}) as served, clock.of(served):
         served.valve.before = lambda step: clock.pass_by(STEP_S) and None
-        score = served.running.model_server.metrics.score
+        monitor = served.running.model_server.metrics.monitor
         times = StepTime((1, 64), (STEP_S, STEP_S), 0.0, 0.0, 0.0, 0.0, 0.0)
-        score.calibration = replace(score.calibration, source="measured", times=times)
-        score._times, score.factor = times, 1.0
+        monitor.calibration = replace(monitor.calibration, source="measured", times=times)
+        monitor._times, monitor.factor = times, 1.0
         yield served
         served.assert_idle()
 
@@ -175,7 +175,7 @@ def test_closing_ends_a_forecast(knowing: Served, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("ridgeline.serve.deadlines.prediction_sampling.forecast", watched)
     arrivals = Arrivals(
-        knowing.running.async_engine, knowing.running.model_server.metrics.score, every=1
+        knowing.running.async_engine, knowing.running.model_server.metrics.monitor, every=1
     )
     ask(knowing, max_tokens=100)
     assert arrivals._is_busy

@@ -84,7 +84,7 @@ def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
         f"/v1/requests/{answer.id}/explain?format=pdf", None, authorization="Bearer key-of-ann"
     )
     assert (status, error["param"]) == (400, "format")
-    assert SECRET.encode() not in b"".join(keyed.running.model_server.history._lines)
+    assert SECRET.encode() not in b"".join(keyed.running.model_server.trace_buffer._lines)
 
 
 def test_two_at_a_time_are_not_foreseen_from_one_at_a_time(keyed: Served) -> None:
@@ -158,20 +158,25 @@ def test_another_key_does_not_learn_that_a_request_was_there(keyed: Served) -> N
 
 def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Served) -> None:
     async_engine = keyed.running.async_engine
-    history = TraceBuffer(async_engine, keyed.running.model_server.metrics.score, max_bytes=20_000)
+    trace_buffer = TraceBuffer(
+        async_engine, keyed.running.model_server.metrics.monitor, max_bytes=20_000
+    )
     create = keyed.client("key-of-ann").completions.create
     names = [create(model="tiny", prompt="one of many", **ASK).id for _ in range(12)]
-    kept = [name for name in names if _is_known(history, name)]
+    kept = [name for name in names if _is_known(trace_buffer, name)]
     assert kept
     assert kept == names[-len(kept) :]
     assert len(kept) < 12
-    assert history._num_bytes <= 20_000
-    keyed.running.model_server.history, before = history, keyed.running.model_server.history
+    assert trace_buffer._num_bytes <= 20_000
+    keyed.running.model_server.trace_buffer, before = (
+        trace_buffer,
+        keyed.running.model_server.trace_buffer,
+    )
     status, answer = why(keyed, names[0])
-    keyed.running.model_server.history = before
+    keyed.running.model_server.trace_buffer = before
     assert status == 404
     assert f"s and has {len(kept)}" in answer["error"]["message"]
-    async_engine.listeners.remove(history._on_record)
+    async_engine.listeners.remove(trace_buffer._on_record)
 
 
 def test_what_the_server_wrote_itself_is_parsed_and_not_checked(keyed: Served) -> None:
@@ -182,10 +187,10 @@ def test_what_the_server_wrote_itself_is_parsed_and_not_checked(keyed: Served) -
     )
     assert status == 200
     assert headers["x-request-id"] == "texts"
-    history = keyed.running.model_server.history
-    with at_most_lines(40 * len(history._lines)):
-        own, request = history._find("texts", "ann")
-    lines = [history._engine_line, *history._lines]
+    trace_buffer = keyed.running.model_server.trace_buffer
+    with at_most_lines(40 * len(trace_buffer._lines)):
+        own, request = trace_buffer._find("texts", "ann")
+    lines = [trace_buffer._engine_line, *trace_buffer._lines]
     checked = Recorded("the same", enumerate(lines), lines.__getitem__)
     whole = checked.get("texts")
     assert (own.engine, request) == (checked.engine, whole)
@@ -207,8 +212,8 @@ def test_a_key_with_odd_letters_is_told_of_its_requests(keyed: Served) -> None:
     assert why(keyed, "unknown", key)[1]["error"]["message"].endswith("has 1 of your requests")
 
 
-def _is_known(history: TraceBuffer, name: str) -> bool:
+def _is_known(trace_buffer: TraceBuffer, name: str) -> bool:
     try:
-        return history.explain(name, "ann")[0].duration_ns > 0
+        return trace_buffer.explain(name, "ann")[0].duration_ns > 0
     except Forgotten:
         return False

@@ -97,7 +97,9 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
 
 def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
     async_engine, live = served.running.async_engine, served.running.model_server.live
-    eventually(lambda: len(async_engine.listeners) == 5)  # engine, score, metrics, history, counts
+    eventually(
+        lambda: len(async_engine.listeners) == 5
+    )  # engine, monitor, metrics, trace buffer, counts
     with watching(served) as one, watching(served) as other:
         assert next(one)["num_running"] == next(other)["num_running"] == 0
         assert len(async_engine.listeners) == 6

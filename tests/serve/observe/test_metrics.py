@@ -189,8 +189,8 @@ def test_what_was_foreseen_is_beside_what_happened(model: Path) -> None:
         served.assert_idle()
         found = served.metrics()
         steps = found['ridgeline:step_prediction_error_ratio_bucket{le="+Inf"}']
-        score = served.running.model_server.metrics.score
-        assert steps == score.num_steps == served.valve.num_steps
+        monitor = served.running.model_server.metrics.monitor
+        assert steps == monitor.num_steps == served.valve.num_steps
         assert found["ridgeline:predicted_step_seconds_total"] > 0
         took_s = found["ridgeline:compared_step_seconds_total"]
         assert 0 < took_s <= found["ridgeline:step_duration_seconds_sum"]

@@ -103,9 +103,9 @@ def test_an_answer_names_its_model_and_says_why_it_was_slow_after_a_reload(
     request = slow.llm.engine._next_id - 1
     assert page.execute_script(title).startswith(f"Request {request} took")
     find(page, ".explanation form button").click()
-    history = slow.running.model_server.history
-    with history._lock:
-        history._lines.clear()
+    trace_buffer = slow.running.model_server.trace_buffer
+    with trace_buffer._lock:
+        trace_buffer._lines.clear()
     find(page, ".why").click()
     sees(lambda: says(page, ".explanation .problem", "is known as"))
     find(page, ".explanation form button").click()

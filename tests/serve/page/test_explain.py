@@ -134,9 +134,9 @@ def test_a_timeline_is_handed_to_the_viewer(slow: Served, viewer: int, tmp_path:
 def test_what_is_forgotten_is_said(page: Chrome, slow: Served) -> None:
     ask(page, "soon forgotten")
     sees(lambda: page.find_elements(By.CSS_SELECTOR, "#ended button"))
-    history = slow.running.model_server.history
-    with history._lock:
-        history._lines.clear()
+    trace_buffer = slow.running.model_server.trace_buffer
+    with trace_buffer._lock:
+        trace_buffer._lines.clear()
     find(page, "#ended button").click()
     sees(lambda: says(page, ".explanation .problem", "none has ended yet"))
     find(page, ".explanation form button").click()

@@ -75,34 +75,34 @@ _UNKNOWN = AdmissionVerdict(
 )  # there was no time for a forecast
 
 
-class _RoundFacts(NamedTuple):
+class _RoundState(NamedTuple):
     """What a round decides about; seconds count from the copy."""
 
     copy: EngineSnapshot
     lag_s: float  # until a request that is promised now is in the engine
-    asked: list[tuple[RequestSnapshot, ...]]
+    requests: list[tuple[RequestSnapshot, ...]]
     promised: list[tuple[Promise, tuple[RequestSnapshot, ...]]]
     coming: list[RequestSnapshot]  # promised, and about to enter
     queued: list[RequestSnapshot]
 
 
-class Promises:
+class DeadlineAdmission:
     """The promises that were made, and whether they were kept."""
 
     def __init__(
         self,
         engine: EngineClient,
-        score: PredictionMonitor,
+        monitor: PredictionMonitor,
         text: TextProcessor,
         count: Callable[[str], None],
         margin: PromiseMargin,
     ) -> None:
-        """Promise what ``engine`` will do, by what ``score`` knows; ``count`` takes outcomes.
+        """Promise what ``engine`` will do, by what ``monitor`` knows; ``count`` takes outcomes.
 
         Forecasts must be sooner than deadlines by ``margin``, which learns from outcomes.
         ``text`` is asked for what own requests need, those that only measure.
         """
-        self._engine, self._score, self._text, self._count = engine, score, text, count
+        self._engine, self._monitor, self._text, self._count = engine, monitor, text, count
         self._margin, self._lengths = margin, Lengths()
         self._asking: list[tuple[Promise, asyncio.Future[AdmissionVerdict]]] = []
         self._open: list[Promise] = []
@@ -123,7 +123,7 @@ class Promises:
                 task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def ask(self, stream: RequestStream, deadline: Deadline) -> Promise:
+    async def request(self, stream: RequestStream, deadline: Deadline) -> Promise:
         """Wait until a stream is promised to be in time, or accepted. Raises ApiError if not."""
         due = Due(
             *(
@@ -228,7 +228,7 @@ class Promises:
         """
         num_wave, longest = 0, self._engine.settings.max_model_len // 2
         words = self._text.tokenizer.encode(_WORDS)
-        while not self._score.is_calibrated and num_wave < _MOST_WAVES:
+        while not self._monitor.is_calibrated and num_wave < _MOST_WAVES:
             sizes = _PROMPTS[num_wave % len(_PROMPTS) :][: 1 << num_wave % 4]
             prompts = [  # with nothing in common, or the cache would spare the work
                 tuple(words[i * stride % len(words)] for i in range(1, 1 + min(size, longest)))
@@ -246,7 +246,7 @@ class Promises:
             finally:
                 self._engine.abandon(stream, ClientGone())
             num_wave += 1
-            if self._score.num_steps >= FIRST_STEPS:  # a fit is under way; a step must follow it
+            if self._monitor.num_steps >= FIRST_STEPS:  # a fit is under way; a step must follow it
                 await asyncio.sleep(_FITTING_S)
 
     # --- rounds --------------------------------------------------------------------------------
@@ -279,13 +279,13 @@ class Promises:
             copy = await self._newest_copy()
             if len({one.owner for one in copy.state.requests}) > 1:
                 self._shared_s = loop.time()
-            if not self._score.is_calibrated:
+            if not self._monitor.is_calibrated:
                 self._measuring = self._measuring or asyncio.create_task(self._measure())
-                raise too_early(self._score.num_steps)
+                raise too_early(self._monitor.num_steps)
             began_s, lag_s = time.monotonic(), max(self._lags_s)
             promises = [promise for promise, _ in asking]
-            seen = self._seen(copy, promises, began_s - copy.now_s + lag_s)
-            times = self._score.calibration.times.scaled(self._score.factor)
+            round_state = self._round_state(copy, promises, began_s - copy.now_s + lag_s)
+            times = self._monitor.calibration.times.scaled(self._monitor.factor)
 
             def refuse(
                 index: int, verdict: AdmissionVerdict
@@ -293,7 +293,7 @@ class Promises:
                 loop.call_soon_threadsafe(refuse_now, *asking[index], verdict, copy.now_s)
 
             verdicts, num_may_enter, delays_s = await loop.run_in_executor(
-                self._thread, carried(self._decide), seen, promises, times, began_s, refuse
+                self._thread, carried(self._decide), round_state, promises, times, began_s, refuse
             )
         except asyncio.CancelledError:
             raise
@@ -305,11 +305,11 @@ class Promises:
                 raise
             return
         for i, (first_s, end_s) in delays_s.items():
-            promise, _ = seen.promised[i]
+            promise, _ = round_state.promised[i]
             expected = promise.expected
             promise.expected = PredictedTimes(expected.first_s + first_s, expected.end_s + end_s)
         accepted = []
-        for one, verdict, snapshots in zip(asking, verdicts, seen.asked, strict=True):
+        for one, verdict, snapshots in zip(asking, verdicts, round_state.requests, strict=True):
             promise, future = one
             if future.done():  # it was refused, or had no time to wait
                 continue
@@ -352,7 +352,7 @@ class Promises:
 
     def _decide(
         self,
-        seen: _RoundFacts,
+        round_state: _RoundState,
         asking: list[Promise],
         times: StepTime,
         began_s: float,
@@ -362,38 +362,38 @@ class Promises:
 
         Returns verdicts, how many others may enter, and how much both delay each promise.
         """
-        thread_s, now_s = time.thread_time(), seen.copy.now_s
-        asked = [
+        thread_s, now_s = time.thread_time(), round_state.copy.now_s
+        requests = [
             PromiseRequest(
                 tuple(ranked(one, promise, times) for one in snapshots), due_from(promise, now_s)
             )
-            for promise, snapshots in zip(asking, seen.asked, strict=True)
+            for promise, snapshots in zip(asking, round_state.requests, strict=True)
         ]
-        for i, one in enumerate(asked):
-            seen.asked[i] = one.snapshots
+        for i, one in enumerate(requests):
+            round_state.requests[i] = one.snapshots
         promised = {
             i: PromiseRequest(
                 snapshots,
                 Due(*(at_s - now_s for at_s in promise.left())),
                 promise.is_protected,
             )
-            for i, (promise, snapshots) in enumerate(seen.promised)
+            for i, (promise, snapshots) in enumerate(round_state.promised)
         }
-        book = AdmissionRound(
-            seen.copy.state,
+        admission_round = AdmissionRound(
+            round_state.copy.state,
             times,
             self._margin.factor,
             promised,
-            seen.lag_s,
+            round_state.lag_s,
             has_time=lambda: time.monotonic() < began_s + _ROUND_S,
             under_way_s=began_s - now_s,
             # Not in time for the step that the copy was made before.
-            coming=tuple((_SOON_S, one) for one in seen.coming),
+            coming=tuple((_SOON_S, one) for one in round_state.coming),
         )
-        verdicts = book.decide(asked, refuse)
-        num_may_enter = book.num_may_enter(seen.queued)
+        verdicts = admission_round.decide(requests, refuse)
+        num_may_enter = admission_round.num_may_enter(round_state.queued)
         self._cost_s = time.thread_time() - thread_s
-        return verdicts, num_may_enter, book.delays_s()
+        return verdicts, num_may_enter, admission_round.delays_s()
 
     async def _newest_copy(self) -> EngineSnapshot:
         """Return the copy made before the step under way, or one that is made now."""
@@ -420,24 +420,28 @@ class Promises:
         self._copy = copy._replace(waiting=copy.waiting[:max_num_seqs])
         return self._copy
 
-    def _seen(self, copy: EngineSnapshot, asking: list[Promise], lag_s: float) -> _RoundFacts:
+    def _round_state(
+        self, copy: EngineSnapshot, asking: list[Promise], lag_s: float
+    ) -> _RoundState:
         """Return what a round decides about."""
         here = {snapshot.number: snapshot for snapshot in copy.state.requests}
-        known, coming = [], list[RequestSnapshot]()
+        open_promises, coming = [], list[RequestSnapshot]()
         for promise in self._open:
             snapshots = [here[n] for n in copy.numbers.get(promise.stream, ()) if n in here]
             if not snapshots and not promise.begun and promise.stream not in copy.numbers:
                 snapshots = list(promise.snapshots)
                 coming += snapshots
             if snapshots:
-                known.append((promise, tuple(snapshots)))
+                open_promises.append((promise, tuple(snapshots)))
         taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
-        new = [self._snapshots(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
+        requests = [
+            self._snapshots(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)
+        ]
         queued = [
             snapshot_of(self._engine, stream, index, taken + (1 << 32) + i)
             for i, (stream, index) in enumerate(copy.waiting)
         ]
-        return _RoundFacts(copy, lag_s, new, known, coming, queued)
+        return _RoundState(copy, lag_s, requests, open_promises, coming, queued)
 
     def _snapshots(self, promise: Promise, number: int) -> tuple[RequestSnapshot, ...]:
         """Return the lengths of a request that asks, and what the cache has of it."""

@@ -68,10 +68,12 @@ class Arrivals:
     All but the forecasts and the copies lives on the event loop.
     """
 
-    def __init__(self, engine: EngineClient, score: PredictionMonitor, every: int = EVERY) -> None:
+    def __init__(
+        self, engine: EngineClient, monitor: PredictionMonitor, every: int = EVERY
+    ) -> None:
         """Watch the requests that are submitted to ``engine``."""
         self.every = every
-        self._engine, self._score = engine, score
+        self._engine, self._monitor = engine, monitor
         self._thread = ThreadPoolExecutor(1, "arrivals", lower_priority)
         self._num_since = 0  # requests since the last that was predicted
         self._next_s = 0.0  # before which no other forecast is made
@@ -109,7 +111,7 @@ class Arrivals:
         is_plain = len(stream.prompts) == 1 and not (params.searches or params.pool)
         is_free = stream.due_s == inf and self._engine.before_step is None
         is_time = not self._is_closed and time.monotonic() >= self._next_s
-        return is_plain and is_free and is_time and self._score.is_calibrated
+        return is_plain and is_free and is_time and self._monitor.is_calibrated
 
     def _begin(self, sample: _Sample, copy: EngineSnapshot) -> None:
         """Let a forecast begin at a copy of the engine's state."""
@@ -128,7 +130,7 @@ class Arrivals:
             self._is_busy = False
             return
         sample.num_new = snapshot.num_new
-        times = self._score.calibration.times.scaled(self._score.factor)
+        times = self._monitor.calibration.times.scaled(self._monitor.factor)
 
         def work() -> None:
             began_s = time.thread_time()
@@ -155,7 +157,9 @@ class Arrivals:
             time.sleep(_REST_S)
 
         try:
-            return forecast(state, times, [number], queued=queued, check_cancel=check_cancel)[number]
+            return forecast(state, times, [number], queued=queued, check_cancel=check_cancel)[
+                number
+            ]
         except _TooLong:
             return None
 
@@ -181,7 +185,7 @@ class Arrivals:
         ratios["ttft_at_arrival"] = (sample.first_s - arrival_s) / first_s
         if max(record.num_generated) == sample.num_new:  # else it was shorter, and says nothing
             ratios["e2e_at_arrival"] = (sample.end_s - arrival_s) / end_s
-        self._score.note_request({of: abs(ratio - 1) for of, ratio in ratios.items()})
+        self._monitor.note_request({of: abs(ratio - 1) for of, ratio in ratios.items()})
 
 
 def snapshot_of(

@@ -23,8 +23,8 @@ _PERIOD_S = 0.25  # from a change to the next view
 class Live:
     """Views of one engine as server-sent events."""
 
-    def __init__(self, engine: EngineClient, score: PredictionMonitor) -> None:
-        self._engine, self._score = engine, score
+    def __init__(self, engine: EngineClient, monitor: PredictionMonitor) -> None:
+        self._engine, self._monitor = engine, monitor
         self._watchers: Counter[str | None] = Counter()  # by whose requests they see
         self._readers = Counter[str]()  # by who reads
         self._views: dict[str | None, bytes] = {}
@@ -93,7 +93,7 @@ class Live:
             # A prompt's last token, if it comes alone, looks like one of an answer.
             prompt = record.num_prompt_tokens
             num_sampled = sum(map(len, record.sampled)) + len(record.ranked)
-            foreseen_s = self._score.foreseen(record.number)
+            foreseen_s = self._monitor.foreseen(record.number)
             foreseen = None if foreseen_s is None else round(1e3 * foreseen_s, 2)
             self._steps.append((round(1e3 * record.duration_s, 2), prompt, num_sampled, foreseen))
         if not self._is_due:
@@ -105,8 +105,8 @@ class Live:
         for owner in tuple(self._watchers):
             snapshot = self._engine.view(owner)
             snapshot["steps"] = steps if owner is None else []
-            snapshot["speed"] = round(self._score.speed, 3)
-            snapshot["is_calibrated"] = self._score.is_calibrated
+            snapshot["speed"] = round(self._monitor.speed, 3)
+            snapshot["is_calibrated"] = self._monitor.is_calibrated
             views[owner] = json.dumps(snapshot, separators=(",", ":")).encode()
         self._is_due = False
         self._engine.call(self._publish, views)

@@ -70,16 +70,16 @@ class Metrics:
         self,
         model_name: str,
         sources: CountSources,
-        score: PredictionMonitor,
+        monitor: PredictionMonitor,
         margin: PromiseMargin,
         keys: Iterable[str],
     ) -> None:
         """Label everything with ``model_name``; ``keys`` are labels known from the start.
 
-        ``score`` says what was predicted, and ``margin`` by how much that must be sooner than a
+        ``monitor`` says what was predicted, and ``margin`` by how much that must be sooner than a
         deadline.
         """
-        self._model, self.score, self.margin = model_name, score, margin
+        self._model, self.monitor, self.margin = model_name, monitor, margin
         self._gauges, self._num_lost, self._adapters, self._kept, self._num_unnoted = sources
         self._lock = threading.Lock()
         self._counted, self._grammars = Counts(), Spread(STEP_S)
@@ -200,26 +200,26 @@ class Metrics:
 
     def _foreseen(self) -> Iterator[Metric]:
         """Yield what was predicted of steps and requests, and how well."""
-        score, gauge, counter = self.score, GaugeMetricFamily, CounterMetricFamily
+        monitor, gauge, counter = self.monitor, GaugeMetricFamily, CounterMetricFamily
         for name, value, text in (
-            ("predicted_step_seconds", score.predicted_s, "Predicted for steps, one by one."),
-            ("compared_step_seconds", score.actual_s, "What these steps took, without commit."),
-            ("num_time_model_fits", score.num_fits, "Times that the model of time was fitted."),
-            ("foreseen_requests", score.num_requests, "Requests foreseen when they came."),
+            ("predicted_step_seconds", monitor.predicted_s, "Predicted for steps, one by one."),
+            ("compared_step_seconds", monitor.actual_s, "What these steps took, without commit."),
+            ("num_time_model_fits", monitor.num_fits, "Times that the model of time was fitted."),
+            ("foreseen_requests", monitor.num_requests, "Requests foreseen when they came."),
         ):
             yield self._one(counter, name, text, value)
         for name, value, text in (
-            ("speed_ratio", score.speed, "Speed now, over that of the model of time."),
-            ("time_model_calibrated", float(score.is_calibrated), "1 if it was measured."),
+            ("speed_ratio", monitor.speed, "Speed now, over that of the model of time."),
+            ("time_model_calibrated", float(monitor.is_calibrated), "1 if it was measured."),
             ("promise_margin_ratio", self.margin.factor, "Forecasts times this must be in time."),
             ("promises_made", float(self.margin.are_promises_made), "0 if too many were broken."),
         ):
             yield self._one(gauge, name, text, value)
         text = "Mean relative error of late, of steps and of requests' times."
-        errors = dict(sorted(score.errors.items()))
+        errors = dict(sorted(monitor.errors.items()))
         yield self._by("of", gauge, "prediction_mean_abs_error_ratio", text, errors)
         step_errors = Spread(ERROR_BOUNDS)
-        step_errors.counts, step_errors.total = list(score.error_counts), score.error_sum
+        step_errors.counts, step_errors.total = list(monitor.error_counts), monitor.error_sum
         yield self._spread("step_prediction_error_ratio", "Relative error of a step.", step_errors)
 
     def _one(self, kind: _Kind, name: str, text: str, value: float) -> Metric:

@@ -64,13 +64,13 @@ class TraceBuffer:
     """The last records of one engine."""
 
     def __init__(
-        self, engine: EngineClient, score: PredictionMonitor, max_bytes: int = _MAX_BYTES
+        self, engine: EngineClient, monitor: PredictionMonitor, max_bytes: int = _MAX_BYTES
     ) -> None:
         """Remember what ``engine`` reports from now on, in about ``max_bytes``.
 
-        ``score`` knows how long steps take; until it does, they are compared with one another.
+        ``monitor`` knows how long steps take; until it does, they are compared with one another.
         """
-        self._engine, self._score, self._max_bytes = engine, score, max_bytes
+        self._engine, self._monitor, self._max_bytes = engine, monitor, max_bytes
         self._lock = threading.Lock()
         self._lines: deque[bytes] = deque()
         self._num_bytes = 0
@@ -153,8 +153,8 @@ class TraceBuffer:
 
     def _usual(self, recorded: Recorded) -> Predict | None:
         """Return how long steps should take: as calibrated, else as those that are remembered."""
-        if self._score.is_calibrated:
-            return predictor(self._score.calibration.times)
+        if self._monitor.is_calibrated:
+            return predictor(self._monitor.calibration.times)
         return usual_steps(recorded)
 
 

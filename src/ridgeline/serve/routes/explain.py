@@ -36,20 +36,20 @@ def add_explain(app: FastAPI, server: ModelServer) -> None:
             raise ApiError(400, message, param="format", code="invalid_value")
         try:
             return await server.work.reports.run(
-                partial(_answer, server.history, name, request.state.tenant, format)
+                partial(_answer, server.trace_buffer, name, request.state.tenant, format)
             )
         except Forgotten as error:
             raise ApiError(404, str(error), code="request_not_found") from None
 
 
-def _answer(history: TraceBuffer, name: str, tenant: str, form: str) -> Response:
+def _answer(trace_buffer: TraceBuffer, name: str, tenant: str, form: str) -> Response:
     if form == "timeline":
         return Response(
-            as_file(history.timeline(name, tenant)),
+            as_file(trace_buffer.timeline(name, tenant)),
             media_type="application/json",
             headers={"content-disposition": 'attachment; filename="timeline.json"'},
         )
-    explanation, beside = history.explain(name, tenant)
+    explanation, beside = trace_buffer.explain(name, tenant)
     if form == "svg":
         return Response(explain_svg(explanation), media_type="image/svg+xml")
     advice = would_help(explanation, beside)

@@ -232,14 +232,18 @@ def _key(body: PlanRequest) -> str:
     return f"{date.today()} {same.model_dump_json()}"
 
 
-def _answer(body: PlanRequest, find: Find, kept: _Kept, check_cancel: CancelCheck = lambda: None) -> Response:
+def _answer(
+    body: PlanRequest, find: Find, kept: _Kept, check_cancel: CancelCheck = lambda: None
+) -> Response:
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
         asked, plan_flags = body.load(), body.plan_flags()
         spec = _spec(body, find)
         plan = kept.get(body)
         if plan is None:
-            plan = plan_for(spec, plan_flags, bool(body.compare_published), asked, check_cancel=check_cancel)
+            plan = plan_for(
+                spec, plan_flags, bool(body.compare_published), asked, check_cancel=check_cancel
+            )
             if asked is not None:
                 kept.put(body, plan)
         if body.format == "json":
