@@ -117,7 +117,7 @@ def with_one_importer() -> list[str]:
 def mentions() -> list[str]:
     """Return the lines of the server that name an idea of trust, or the log of a stream.
 
-    Not read are the room of that log, and of batches, whose journal is another one; flags, with
+    Not read are the room of that log, and of batches; flags, with
     what they are for; and rules for tokens, which are no rules for keys.
     """
     found = []

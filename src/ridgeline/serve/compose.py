@@ -27,7 +27,7 @@ from ridgeline.foresight.deadline import PromiseMargin
 from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.serve.app import new_app
 from ridgeline.serve.batch_files.lines import RequestFile
-from ridgeline.serve.batch_files.run import BatchRun, Journal
+from ridgeline.serve.batch_files.run import BatchProgress, BatchRun
 from ridgeline.serve.batches.asgi_client import LocalClient
 from ridgeline.serve.batches.routes import add_batches
 from ridgeline.serve.batches.runner import Batches, store_of
@@ -191,11 +191,11 @@ def batch_identity(llm: LLM, of: RequestSource) -> dict[str, object]:
 def answer_file(
     llm: LLM,
     of: RequestSource,
-    journal: Journal,
+    progress: BatchProgress,
     report: Callable[[], object],
     new_stages: Callable[[ServeOptions, Keys], GivenStages],
 ) -> None:
-    """Answer what ``journal`` has no answer of; ``report`` is called whenever it has more.
+    """Answer what ``progress`` has no answer of; ``report`` is called whenever it has more.
 
     ``new_stages`` makes what requests and answers pass.
 
@@ -215,7 +215,7 @@ def answer_file(
 
         asking = LocalClient(parts.app, ANYONE, is_background=False, renamed=renamed)
         batch = BatchRun(
-            journal, asking, name=of.source.digest(), seed=llm.config.seed, most_at_once=most
+            progress, asking, name=of.source.digest(), seed=llm.config.seed, most_at_once=most
         )
         try:
             await batch.run(of.source.lines(), report)

@@ -59,14 +59,14 @@ def plain(path: Path) -> list[dict[str, Any]]:
 
 KILLED = """
 import os, signal, sys
-from ridgeline.serve.batch_files.run import Journal
+from ridgeline.serve.batch_files.run import BatchProgress
 from ridgeline.cli.main import main
-num, write = int(sys.argv.pop(1)), Journal.write
-def write_and_end(journal, *arguments, **options):
-    write(journal, *arguments, **options)
-    if len(journal) == num:
+num, write = int(sys.argv.pop(1)), BatchProgress.write
+def write_and_end(progress, *arguments, **options):
+    write(progress, *arguments, **options)
+    if len(progress) == num:
         os.kill(os.getpid(), signal.SIGKILL)
-Journal.write = write_and_end
+BatchProgress.write = write_and_end
 main()
 """
 

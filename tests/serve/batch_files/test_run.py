@@ -11,10 +11,10 @@ import pytest
 from ridgeline.serve.batch_files.lines import RequestFile
 from ridgeline.serve.batch_files.run import (
     Ask,
+    BatchProgress,
     BatchRun,
     ItemRequest,
     ItemResponse,
-    Journal,
     Stopped,
 )
 
@@ -30,14 +30,14 @@ def source(tmp_path: Path) -> RequestFile:
 
 def run(source: RequestFile, ask: Ask, most_at_once: int = 4) -> list[int]:
     """Run a batch; return how many answers the journal had at each report."""
-    journal = Journal(source.path.with_name("part"), {"input": source.digest()})
+    progress = BatchProgress(source.path.with_name("part"), {"input": source.digest()})
     seen: list[int] = []
-    batch = BatchRun(journal, ask, name="one", seed=7, most_at_once=most_at_once)
+    batch = BatchRun(progress, ask, name="one", seed=7, most_at_once=most_at_once)
     try:
-        asyncio.run(batch.run(source.lines(), lambda: seen.append(len(journal))))
-        journal.finish(source.path.with_name("out"), source.path.with_name("no"), in_order=True)
+        asyncio.run(batch.run(source.lines(), lambda: seen.append(len(progress))))
+        progress.finish(source.path.with_name("out"), source.path.with_name("no"), in_order=True)
     finally:
-        journal.close()
+        progress.close()
     return seen
 
 

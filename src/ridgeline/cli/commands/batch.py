@@ -18,7 +18,7 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.serve.batch_files.lines import RequestFile
-from ridgeline.serve.batch_files.run import Journal, Stopped
+from ridgeline.serve.batch_files.run import BatchProgress, Stopped
 from ridgeline.system.machine import DiskFull, check_room
 
 _LEAST_LINE_BYTES = 128  # of an answer, or of a reason why there is none
@@ -31,23 +31,23 @@ class Files(NamedTuple):
     Attributes:
         output: the requests that were answered well.
         errors: lines that are no requests, and requests that were refused or failed.
-        journal: all of them, until the last one is answered.
+        progress: all of them, until the last one is answered.
     """
 
     output: Path
     errors: Path
-    journal: Path
+    progress: Path
 
     @property
     def folder(self) -> Path:
-        """Where the answers and the journal are."""
+        """Where the answers and the progress file are."""
         return self.output.absolute().parent
 
     @classmethod
     def of(cls, source: Path, output: Path, errors: Path | None) -> Files:
         """Return the files, checked before work begins. Raises UsageError."""
         errors = errors or output.with_suffix(f".errors{output.suffix}")
-        journal = output.with_name(f"{output.name}.part")
+        progress = output.with_name(f"{output.name}.part")
         if not source.is_file():
             reason = "is not a file" if source.exists() else "does not exist"
             raise UsageError(f"{source} {reason}")
@@ -60,9 +60,9 @@ class Files(NamedTuple):
         if not os.access(folder, os.W_OK):
             raise UsageError(f"{folder} cannot be written to")
         for path in (output, errors):
-            if path.exists() and not journal.exists():
+            if path.exists() and not progress.exists():
                 raise UsageError(f"{path} already exists: remove it, or name another file")
-        return cls(output, errors, journal)
+        return cls(output, errors, progress)
 
 
 class _Survey(NamedTuple):
@@ -164,34 +164,36 @@ def _answer(
     from ridgeline.trust.stages import ServerStages
 
     of = compose.RequestSource(source, name, answers_all)
-    journal = Journal(files.journal, compose.batch_identity(llm, of))
+    progress = BatchProgress(files.progress, compose.batch_identity(llm, of))
     total = found.num_lines
     try:
-        if journal:
-            say(f"resuming: {len(journal):,} of {total:,} lines are done")
+        if progress:
+            say(f"resuming: {len(progress):,} of {total:,} lines are done")
         with count_bar("Answering") as report:
-            report(len(journal), total)
-            compose.answer_file(llm, of, journal, lambda: report(len(journal), total), ServerStages)
-        check_room(files.folder, journal.num_bytes, files.output.name, "move its folder")
-        journal.finish(files.output, files.errors, in_order=in_order)
-        journal.remove()
+            report(len(progress), total)
+            compose.answer_file(
+                llm, of, progress, lambda: report(len(progress), total), ServerStages
+            )
+        check_room(files.folder, progress.num_bytes, files.output.name, "move its folder")
+        progress.finish(files.output, files.errors, in_order=in_order)
+        progress.remove()
     except (KeyboardInterrupt, Stopped, OSError, DiskFull) as error:
-        done = f"{len(journal):,} of {total:,} lines are done: the same command goes on from there"
+        done = f"{len(progress):,} of {total:,} lines are done: the same command goes on from there"
         if isinstance(error, KeyboardInterrupt):
             say(f"stopped; {done}")
             raise
         raise ValueError(f"{_reason(error)}; {done}") from error
     finally:
-        journal.close()
-    say(f"{journal.num_completed:,} of {total:,} lines are answered in {files.output}")
-    if journal.num_failed:
-        say(f"{journal.num_failed:,} are not: {files.errors} says why")
-    return journal.num_completed > 0
+        progress.close()
+    say(f"{progress.num_completed:,} of {total:,} lines are answered in {files.output}")
+    if progress.num_failed:
+        say(f"{progress.num_failed:,} are not: {files.errors} says why")
+    return progress.num_completed > 0
 
 
 def _check_room(files: Files, num_lines: int) -> None:
-    """Raise UsageError where not even the shortest answers fit, in the journal and the output."""
-    done = files.journal.stat().st_size if files.journal.exists() else 0
+    """Raise UsageError where not even the shortest answers fit, in both files."""
+    done = files.progress.stat().st_size if files.progress.exists() else 0
     least = 2 * num_lines * _LEAST_LINE_BYTES - done
     name = f"the shortest possible {files.output.name}"
     try:

@@ -27,7 +27,7 @@ _ENTRY = (
 )
 
 
-class Journal:
+class BatchProgress:
     """The answers to the requests of one batch, by the requests' indices.
 
     The first line says which batch it is. A further one has a request's index, whether it is well
@@ -118,7 +118,7 @@ class Journal:
         """Write what is answered well into one file, if it is given, and the rest into another.
 
         The second is not made if there is no rest. Lines are ``in_order`` of the requests, else in
-        that of their ends. Each file appears whole or not at all. The journal stays: see
+        that of their ends. Each file appears whole or not at all. The progress file stays: see
         ``remove``.
         """
         paths = ((errors if self.num_failed else None, False), (output, True))
@@ -152,7 +152,7 @@ class Journal:
         self._lock.release()
 
     def remove(self) -> None:
-        """Delete the journal, when its files are there."""
+        """Delete the progress file, when its files are there."""
         self.path.unlink(missing_ok=True)
         self.close()
         Path(f"{self.path}.lock").unlink(missing_ok=True)
@@ -193,28 +193,28 @@ class BatchRun:
     """The requests of a batch, asked side by side."""
 
     def __init__(
-        self, journal: Journal, ask: Ask, *, name: str, seed: int, most_at_once: int
+        self, progress: BatchProgress, ask: Ask, *, name: str, seed: int, most_at_once: int
     ) -> None:
-        """Have ``ask`` answer what ``journal`` has no answer of.
+        """Have ``ask`` answer what ``progress`` has no answer of.
 
         The ids of answers depend on ``name`` and the requests' places; the chance in them on
         ``seed`` and the places. So it does not matter in which order they are asked, nor when.
         """
-        self._journal, self._ask = journal, ask
+        self._progress, self._ask = progress, ask
         self._name, self._seed, self._most_at_once = name, seed, most_at_once
 
     async def run(self, lines: Iterator[RequestLine], report: Callable[[], object]) -> None:
-        """Ask until all is answered; ``report`` is called whenever the journal has more.
+        """Ask until all is answered; ``report`` is called whenever there is more.
 
         Raises Stopped, OSError if an answer cannot be kept, and what reading ``lines`` raises.
         """
         running: set[asyncio.Task[None]] = set()
         try:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
-                if line.index in self._journal:
+                if line.index in self._progress:
                     continue
                 if line.problem:
-                    self._journal.write(line.index, self._wrong(line), is_completed=False)
+                    self._progress.write(line.index, self._wrong(line), is_completed=False)
                     report()
                     continue
                 running.add(asyncio.create_task(self._answer(line, report)))
@@ -236,7 +236,7 @@ class BatchRun:
         told = b", " + json.dumps(answer.told).encode()[1:-1] if answer.told else b""
         of_answer = answer.status, name.encode(), told, answer.body
         data = _ENTRY % (name.encode(), custom_id, *of_answer)
-        self._journal.write(line.index, data, is_completed=answer.status == 200)
+        self._progress.write(line.index, data, is_completed=answer.status == 200)
         report()
 
     def _wrong(self, line: RequestLine) -> bytes:

@@ -141,7 +141,7 @@ class OwnerFiles:
         """Return where the content of a file is, or will be."""
         return self._folder / f"{file_id}.jsonl"
 
-    def journal(self, batch_id: str) -> Path:
+    def progress_path(self, batch_id: str) -> Path:
         """Return where a batch keeps what it has answered."""
         return self._folder / f"{batch_id}.part"
 

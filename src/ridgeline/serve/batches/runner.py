@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from ridgeline.serve.answer.stages import Observer
 from ridgeline.serve.batch_files.lines import RequestFile, usage_of
-from ridgeline.serve.batch_files.run import BatchRun, Journal, Stopped
+from ridgeline.serve.batch_files.run import BatchProgress, BatchRun, Stopped
 from ridgeline.serve.batch_files.store import OwnerFiles, Store, StoredBatch, new_id
 from ridgeline.serve.batches.asgi_client import LocalClient
 from ridgeline.serve.http.fair_pool import in_thread
@@ -93,7 +93,7 @@ class Batches:
         owned.moved(batch_id, "cancelling")
         if task := self._running.get(batch_id):
             task.cancel()
-        elif not owned.journal(batch_id).exists():  # it has not begun
+        elif not owned.progress_path(batch_id).exists():  # it has not begun
             owned.moved(batch_id, "cancelled")
         return owned.batches[batch_id]
 
@@ -143,21 +143,21 @@ class Batches:
         source = RequestFile(owned.content(batch.input_file_id), url=batch.endpoint)
         digest = await in_thread(source.digest)
         same = {"input": digest, "model": self._fingerprint, "seed": batch.seed}
-        journal = Journal(owned.journal(batch.id), same)
+        progress = BatchProgress(owned.progress_path(batch.id), same)
         try:
             if batch.status in ("validating", "in_progress"):
-                await self._ask(owned, batch, source, journal, label)
-            await self._finish(owned, batch.id, journal)
-            journal.remove()
+                await self._ask(owned, batch, source, progress, label)
+            await self._finish(owned, batch.id, progress)
+            progress.remove()
         finally:
-            journal.close()
+            progress.close()
 
     async def _ask(
         self,
         owned: OwnerFiles,
         batch: StoredBatch,
         source: RequestFile,
-        journal: Journal,
+        progress: BatchProgress,
         label: str,
     ) -> None:
         total = await in_thread(lambda: sum(1 for _ in source.lines()))
@@ -165,28 +165,28 @@ class Batches:
             raise ValueError("the file has no requests")
         owned.moved(batch.id, "in_progress", num_total=total)
         run = BatchRun(
-            journal,
+            progress,
             LocalClient(self._app, label, is_background=True, observer=self._observer),
             name=batch.id,
             seed=batch.seed,
             most_at_once=self._most_at_once,
         )
-        await run.run(source.lines(), lambda: _note_counts(owned, batch.id, journal))
+        await run.run(source.lines(), lambda: _note_counts(owned, batch.id, progress))
 
-    async def _finish(self, owned: OwnerFiles, batch_id: str, journal: Journal) -> None:
-        """Make files of a journal. Begun again after a kill, it makes the same ones."""
-        _note_counts(owned, batch_id, journal)
+    async def _finish(self, owned: OwnerFiles, batch_id: str, progress: BatchProgress) -> None:
+        """Make files of what was answered. Begun again after a kill, it makes the same ones."""
+        _note_counts(owned, batch_id, progress)
         batch = owned.batches[batch_id]
         output = batch.output_file_id or new_id("file-")
         errors = batch.error_file_id or new_id("file-")
-        has_output, has_errors = journal.num_completed > 0, journal.num_failed > 0
+        has_output, has_errors = progress.num_completed > 0, progress.num_failed > 0
         ids = {"output_file_id": output if has_output else None}
         ids["error_file_id"] = errors if has_errors else None
         is_cancelled = batch.status == "cancelling"
         owned.moved(batch_id, batch.status if is_cancelled else "finalizing", **ids)
         path = owned.content(output) if has_output else None
-        await in_thread(journal.finish, path, owned.content(errors), in_order=True)
-        answers = journal.lines(is_completed=True, in_order=True)
+        await in_thread(progress.finish, path, owned.content(errors), in_order=True)
+        answers = progress.lines(is_completed=True, in_order=True)
         usage = await in_thread(usage_of, answers)
         if has_output:
             owned.note_file(output, f"{batch_id}_output.jsonl", "batch_output")
@@ -195,9 +195,9 @@ class Batches:
         owned.moved(batch_id, "cancelled" if is_cancelled else "completed", usage=usage)
 
 
-def _note_counts(owned: OwnerFiles, batch_id: str, journal: Journal) -> None:
-    """Show how far a batch is; the journal itself says so after a restart."""
+def _note_counts(owned: OwnerFiles, batch_id: str, progress: BatchProgress) -> None:
+    """Show how far a batch is; its progress file says so after a restart."""
     batch = owned.batches[batch_id]
     owned.batches[batch_id] = replace(
-        batch, num_completed=journal.num_completed, num_failed=journal.num_failed
+        batch, num_completed=progress.num_completed, num_failed=progress.num_failed
     )
