@@ -387,9 +387,8 @@ class Pool:
         is_awake = bool(workers) and not replica_set.is_asleep
         if is_awake and all(await asyncio.gather(*(worker.sleep() for worker in workers))):
             self._write(f"{replica_set.name} sleeps, to make room for {name}")
-            replica_set.is_asleep = (
-                not replica_set.num_users
-            )  # a request that came meanwhile wakes it
+            # A request that came meanwhile wakes it.
+            replica_set.is_asleep = not replica_set.num_users
         else:
             self._write(f"{replica_set.name} makes room for {name}")
             await self._unload(replica_set)

@@ -20,15 +20,8 @@ from ridgeline.model.shape.model import Experts, ModelArch
 FORMATS = ("bf16", "f32", "int8", "int4")
 MOST_SLOTS = 4096  # partial results of attention in a step
 _MOST_PARTIAL = 1 << 26  # numbers of them all
-_WIDE = (
-    "router",
-    "shared_scale",
-    "k_b",
-    "v_b",
-    "beta",
-    "decay",
-    "conv",
-)  # matrices that are never packed
+# Matrices that are never packed.
+_WIDE = ("router", "shared_scale", "k_b", "v_b", "beta", "decay", "conv")
 _OF_ATTENTION = ("q", "k", "v", "o", "q_gate", "q_a", "q_b", "kv_a", "k_b", "v_b")
 _RECURRENT = ("in", "conv", "out", "qkv", "z", "beta", "decay")
 _PACKED_INPUTS = 64  # a packed matrix has a multiple of them

@@ -150,10 +150,8 @@ def _draws(work: Work, end: int) -> Iterator[tuple[int, LogitsRequest]]:
         return
     if work.top:
         mask = work.masks[0] if work.masks else b""
-        yield (
-            0,
-            LogitsRequest(end - 1, (), 0, work.top, mask),
-        )  # any token: the likeliest are asked for
+        # Any token: the likeliest are asked for.
+        yield 0, LogitsRequest(end - 1, (), 0, work.top, mask)
         return
     first, sampling = sampled_from(work), work.sampling
     params, prompt_len, _, rules = sampling

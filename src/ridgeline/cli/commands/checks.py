@@ -88,11 +88,8 @@ def verify_command(
     ] = None,
 ) -> None:
     """Say whether a log is as it was written, or where it is not; exit with 1 if it is not."""
-    from ridgeline.trust.audit.check import (
-        check,
-        compare,
-        logs_in,
-    )  # this would slow other commands
+    # This would slow other commands.
+    from ridgeline.trust.audit.check import check, compare, logs_in
     from ridgeline.trust.audit.log import KEY_FILE
     from ridgeline.trust.audit.record_format import read_key
 

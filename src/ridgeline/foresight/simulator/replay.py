@@ -194,9 +194,8 @@ def difference_of(step: Json, made: Iterable[Record]) -> tuple[int, Json, Json] 
     for record in made:
         if isinstance(record, StepRecord):
             now = json.loads(json.dumps(to_json(record)))
-    ended = step[
-        "aborted"
-    ]  # that one of these was paused before says nothing: they are ended first
+    # That one of these was paused before says nothing: they are ended first.
+    ended = step["aborted"]
     step = {**step, "paused": [one for one in step["paused"] if one not in ended]}
     recorded, decided = ({name: side.get(name) for name in _DECIDED} for side in (step, now))
     return None if recorded == decided else (step["number"], recorded, decided)

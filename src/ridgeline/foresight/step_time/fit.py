@@ -232,10 +232,8 @@ _CUT_OUT = 3.0  # no step counts as more times as long as predicted
 _FAST_STEPS, _FAST = 50, 0.2  # an assumed model may be off by any factor: find it at once
 FIRST_STEPS = 200  # after which what was assumed is replaced, and again at each doubling
 _ENOUGH_STEPS = 10_000  # behind which it is only fitted as time goes by
-_REFIT_S, _SOONEST_S = (
-    300.0,
-    30.0,
-)  # of busy time between fits, and at least if the shape errs
+# Of busy time between fits, and at least if the shape errs.
+_REFIT_S, _SOONEST_S = 300.0, 30.0
 _CHECKED_STEPS = 1000  # over which sums are compared
 _MOST_OFF = 0.05
 _SHARE = 0.02  # of the newest value in a mean of errors

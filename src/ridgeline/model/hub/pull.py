@@ -49,9 +49,8 @@ def pull(
         short = f", and {room_bytes / 1e9:.1f} GB is free" if needed > room_bytes else ""
         say_once = cache(announce)
 
-        def locate(
-            package: str, version: str
-        ) -> IndexSource:  # called if there is something to fetch
+        # Called if there is something to fetch.
+        def locate(package: str, version: str) -> IndexSource:
             say_once(
                 f"{model}: {decimal_size(entry.size)} to fetch; to run it needs "
                 f"{decimal_size(needed)} of memory{short}"

@@ -141,9 +141,8 @@ class _SamplingFields(RequestModel):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None  # the same, as SGLang calls it
-    truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, lt=_INT31
-    )  # keep the last; -1: what fits
+    # Keep the last; -1: what fits.
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=_INT31)
     skip_special_tokens: bool | None = None
     include_timings: bool | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)  # others find no prefix

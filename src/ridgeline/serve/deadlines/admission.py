@@ -70,9 +70,8 @@ _NOT_MADE = (
     "a deadline are accepted without a promise until predictions are reliable again"
 )
 _MADE_AGAIN = "promises are made again: recent predictions were reliable"
-_UNKNOWN = AdmissionVerdict(
-    "refused", PredictedTimes(), PredictedTimes()
-)  # there was no time for a forecast
+# There was no time for a forecast.
+_UNKNOWN = AdmissionVerdict("refused", PredictedTimes(), PredictedTimes())
 
 
 class _RoundState(NamedTuple):
@@ -284,12 +283,11 @@ class DeadlineAdmission:
                 raise too_early(self._monitor.num_steps)
             began_s, lag_s = time.monotonic(), max(self._lags_s)
             promises = [promise for promise, _ in asking]
-            round_state = self._round_state(copy, promises, began_s - copy.now_s + lag_s)
+            round_state = self._facts(copy, promises, began_s - copy.now_s + lag_s)
             times = self._monitor.calibration.times.scaled(self._monitor.factor)
 
-            def refuse(
-                index: int, verdict: AdmissionVerdict
-            ) -> None:  # in the thread for forecasts
+            # In the thread for forecasts.
+            def refuse(index: int, verdict: AdmissionVerdict) -> None:
                 loop.call_soon_threadsafe(refuse_now, *asking[index], verdict, copy.now_s)
 
             verdicts, num_may_enter, delays_s = await loop.run_in_executor(
@@ -420,9 +418,7 @@ class DeadlineAdmission:
         self._copy = copy._replace(waiting=copy.waiting[:max_num_seqs])
         return self._copy
 
-    def _round_state(
-        self, copy: EngineSnapshot, asking: list[Promise], lag_s: float
-    ) -> _RoundState:
+    def _facts(self, copy: EngineSnapshot, asking: list[Promise], lag_s: float) -> _RoundState:
         """Return what a round decides about."""
         here = {snapshot.number: snapshot for snapshot in copy.state.requests}
         open_promises, coming = [], list[RequestSnapshot]()
@@ -434,14 +430,12 @@ class DeadlineAdmission:
             if snapshots:
                 open_promises.append((promise, tuple(snapshots)))
         taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
-        requests = [
-            self._snapshots(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)
-        ]
+        new = [self._snapshots(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
         queued = [
             snapshot_of(self._engine, stream, index, taken + (1 << 32) + i)
             for i, (stream, index) in enumerate(copy.waiting)
         ]
-        return _RoundState(copy, lag_s, requests, open_promises, coming, queued)
+        return _RoundState(copy, lag_s, new, open_promises, coming, queued)
 
     def _snapshots(self, promise: Promise, number: int) -> tuple[RequestSnapshot, ...]:
         """Return the lengths of a request that asks, and what the cache has of it."""

@@ -151,15 +151,13 @@ class Arrivals:
         """Return a forecast, in the thread for them; None if it takes too many steps."""
         steps = iter(range(_MOST_STEPS))
 
-        def check_cancel() -> None:
+        def check() -> None:
             if self._is_closed or next(steps, None) is None:
                 raise _TooLong
             time.sleep(_REST_S)
 
         try:
-            return forecast(state, times, [number], queued=queued, check_cancel=check_cancel)[
-                number
-            ]
+            return forecast(state, times, [number], queued=queued, check_cancel=check)[number]
         except _TooLong:
             return None
 

@@ -181,9 +181,8 @@ class AsyncEngine(EngineClient):
         for stream, events in batch:
             try:
                 is_behind = not stream.deliver(events)
-            except (
-                Exception
-            ):  # what is told of its end failed: the others' events are still to come
+            # What is told of its end failed: the others' events are still to come.
+            except Exception:
                 _log.exception("a stream failed")
                 self.abandon(stream, StreamError("the answer failed; the server's log says more"))
                 continue

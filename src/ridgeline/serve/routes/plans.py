@@ -233,7 +233,7 @@ def _key(body: PlanRequest) -> str:
 
 
 def _answer(
-    body: PlanRequest, find: Find, kept: _Kept, check_cancel: CancelCheck = lambda: None
+    body: PlanRequest, find: Find, kept: _Kept, check: CancelCheck = lambda: None
 ) -> Response:
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
@@ -242,7 +242,7 @@ def _answer(
         plan = kept.get(body)
         if plan is None:
             plan = plan_for(
-                spec, plan_flags, bool(body.compare_published), asked, check_cancel=check_cancel
+                spec, plan_flags, bool(body.compare_published), asked, check_cancel=check
             )
             if asked is not None:
                 kept.put(body, plan)

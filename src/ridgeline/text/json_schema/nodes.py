@@ -207,9 +207,8 @@ class SchemaReader:
         self._expanded: dict[Node, list[Alternative]] = {}
         self._anchors: dict[str, Path] | None = None
         self._num_spent = 0
-        self.is_dead: Callable[[Alternative], bool] = lambda branch: (
-            False
-        )  # set by what knows leaves
+        # Set by what knows leaves.
+        self.is_dead: Callable[[Alternative], bool] = lambda branch: False
 
     def node(self, path: Path, schema: Any) -> Node:
         """Return the place at a path."""

@@ -36,9 +36,8 @@ class OllamaOptions(RequestModel):
     extras = fields.OLLAMA_OPTIONS
 
     seed: _Whole | None = Field(None, ge=-_INT64, lt=_INT64)
-    num_predict: _Whole | None = Field(
-        None, ge=-2, lt=_INT64
-    )  # below 0: as many as there is room for
+    # Below 0: as many as there is room for.
+    num_predict: _Whole | None = Field(None, ge=-2, lt=_INT64)
     temperature: float | None = Field(None, ge=0, le=2)
     top_k: _Whole | None = Field(None, ge=-1, lt=_INT64)
     top_p: float | None = Field(None, ge=0, le=1)
