@@ -7,12 +7,16 @@ is the way back to a file whose function goes on. ``python -m tests.walks`` prin
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
+import os
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType
@@ -23,33 +27,50 @@ from safetensors.numpy import save_file
 import ridgeline
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
+from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Runner, Sampling, Step, Work
 from ridgeline.engine.setup.home import stores
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.identity.digests import FileDigests
 from ridgeline.planner.memory.model_spec import read_model_spec
+from ridgeline.planner.plan import plan
+from tests.kept_kernels import KERNELS
 from tests.model.files.tiny import CONFIG as TINY
 from tests.model.files.tiny import hf_weights
-from tests.tiny import PLAIN, checkpoint
+from tests.tiny import PLAIN, checkpoint, new_setup
 
 PACKAGE = Path(ridgeline.__file__).parent
 CONFIG = Path(__file__).parents[1] / "docs" / "learn" / "llama-3.1-8b.json"
-# What others pass on and ask: a reader knows it before the walk.
+# What others pass on and ask, and twins of kernels: a reader knows it before the walk.
 VALUES = ("model/shape", "model/files/config", "model/files/tensors", "model/files/families/family",
           "model/files/families/fields", "backends/cpu/layout/shapes",
-          "backends/cpu/layout/feed_forward")  # fmt: skip
+          "backends/cpu/layout/feed_forward", "core/params", "core/step",
+          "backends/cuda/measure/twins")  # fmt: skip
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def walk(call: Callable[[], object]) -> list[str]:
-    """Return the files that are visited, without ``.py``, by what runs when this is called."""
+def walk(
+    call: Callable[[], object],
+    known: Callable[..., object] | None = None,
+    until: Callable[..., object] | None = None,
+) -> list[str]:
+    """Return the files that are visited, without ``.py``, by what runs when this is called.
+
+    Of ``known``, whose walk is another one, what it calls is left out; with ``until`` it ends.
+    """
     seen: set[CodeType] = set()
     files: list[str] = []
+    left_out, last = (getattr(one, "__code__", None) for one in (known, until))
 
     def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code is last:
+            sys.setprofile(None)
         if event == "call" and frame.f_code not in seen and _file(frame) and not _imports(frame):
-            seen.add(frame.f_code)
-            caller = next((one for one in _callers(frame) if _file(one)), frame)
-            files.extend((_file(caller), _file(frame)))
+            callers = [one for one in _callers(frame) if _file(one)]
+            if not any(one.f_code is left_out for one in callers):
+                seen.add(frame.f_code)
+                files.extend((_file(callers[0] if callers else frame), _file(frame)))
 
     sys.setprofile(note)
     try:
@@ -84,10 +105,14 @@ def _plan() -> list[str]:
 
 
 def _directory(folder: Path) -> list[str]:
+    _write(folder)
+    return walk(lambda: load_checkpoint(folder))
+
+
+def _write(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(TINY))
     (folder / "tokenizer.json").write_text('{"model": {}}')
     save_file(hf_weights(TINY), folder / "model.safetensors")
-    return walk(lambda: load_checkpoint(folder))
 
 
 def _weights(cache: Path | None) -> list[str]:
@@ -101,18 +126,89 @@ def _weights(cache: Path | None) -> list[str]:
     return walk(lambda: load(model, sizes, "int8", 64, cache, lambda done, total: None))
 
 
+def _named(home: Path) -> list[str]:
+    os.environ["RIDGELINE_HOME"] = str(home)
+    folder = home / "models" / "owner" / "name"
+    folder.mkdir(parents=True)
+    _write(folder)
+    return walk(lambda: plan("owner/name", on="h100-sxm"), known=load_checkpoint)
+
+
+def _body(folder: Path) -> list[str]:
+    """Return the walk of a prompt of ids that is streamed; threads are not followed."""
+    from starlette.requests import Request  # here: a step is walked where no server is installed
+
+    from ridgeline import LLM
+    from ridgeline.serve.answer.protocol import CompletionRequest
+    from ridgeline.serve.engine.async_engine import AsyncEngine
+    from ridgeline.serve.http.options import ServeOptions
+    from ridgeline.serve.http.request_state import RequestState, local_scope
+    from tests.engine.test_llm import write_model
+    from tests.serve.serving import composed
+
+    write_model(folder / "model")
+    with LLM(folder / "model", backend="reference", speculative_config="off") as llm:
+        server = composed(llm, ServeOptions()).model_server
+        state: RequestState = {
+            "note": {},
+            "request_id": "one",
+            "arrived_s": time.monotonic(),
+            "created": datetime.now().astimezone(),
+            "tenant": "anyone",
+            "is_background": False,
+            "seed": None,
+            "journal": None,
+        }
+        scope = local_scope("POST", "/v1/completions", {}, state)
+        body = CompletionRequest.model_validate({"prompt": [[1, 2, 3]], "stream": True})
+
+        async def nothing_comes() -> dict[str, Any]:
+            return await asyncio.get_running_loop().create_future()
+
+        async def submit() -> None:
+            reply = await server.complete(body, Request(scope))
+            task = asyncio.ensure_future(reply(scope, nothing_comes, lambda _: nothing_comes()))
+            while not (task.done() or server.engine.num_streams):
+                await asyncio.sleep(0)
+            task.cancel()
+
+        return walk(lambda: asyncio.run(submit()), until=AsyncEngine.submit)
+
+
+def step_walk(runner: Runner) -> list[str]:
+    """Return the walk of a step in which one sequence draws its second token."""
+    prompt, sampling = (1, 2, 3, 4, 5), Sampling(SamplingParams(), 5, ())
+    first = Work((0, 0), 0, prompt, (0,), (7,), sampling, prompt, ())
+    second = first._replace(start=5, tokens=(6,), history=(*prompt, 6))
+    runner.execute(Step((first,), (), (), (), ()))
+    return walk(lambda: runner.execute(Step((second,), (), (), (), ())))
+
+
+def _step() -> list[str]:
+    setup = new_setup(dtype="int8", kv_cache_dtype="int8", num_blocks=8)
+    runner = CpuRunner(checkpoint(PLAIN), setup, kernel_cache=KERNELS)
+    files = step_walk(runner)
+    runner.close()
+    return files
+
+
+def row(name: str, files: list[str]) -> str:
+    """Return the table's row of a walk."""
+    visits = Counter("/".join(file.split("/")[-2:]) for file in files)
+    through = ", ".join(f"`{name}` {count}" for name, count in visits.items())
+    return f"| {name} | {len(files)} | {through} |"
+
+
 def rows() -> Iterator[str]:
     """Yield the table's rows, counted now. It should be asked once in a process: some remember."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, files in (
-            ("a config to a plan's shape, from `read_model_spec`", _plan()),
-            ("a directory to tensors, from `load_checkpoint`", _directory(Path(folder))),
-            ("weights to kernels, from `load_weights`", _weights(None)),
-            ("the same by way of a file of packed weights", _weights(Path(folder))),
-        ):
-            visits = Counter("/".join(file.split("/")[-2:]) for file in files)
-            through = ", ".join(f"`{name}` {count}" for name, count in visits.items())
-            yield f"| {name} | {len(files)} | {through} |"
+        yield row("a config to a plan's shape, from `read_model_spec`", _plan())
+        yield row("a directory to tensors, from `load_checkpoint`", _directory(Path(folder)))
+        yield row("weights to kernels, from `load_weights`", _weights(None))
+        yield row("the same by way of a file of packed weights", _weights(Path(folder)))
+        yield row("a name to a plan, from `plan`, without `load_checkpoint`", _named(Path(folder)))
+        yield row("a body to a submitted stream, from `complete`", _body(Path(folder)))
+        yield row("a step of a sequence, from `CpuRunner.execute`", _step())
 
 
 def modules_named(path: Path, class_name: str, method: str) -> set[str]:
