@@ -16,7 +16,7 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
-from ridgeline.backends.cpu.emit.compile import Target, _kept, compile_object, kernel_sources
+from ridgeline.backends.cpu.kernels.compile import Target, _kept, compile_object, kernel_sources
 from ridgeline.engine.setup.home import default_home
 from ridgeline.system.machine import write_whole
 

@@ -15,7 +15,7 @@ MOST = 4  # positional arguments of one type
 HOT = {
     ("ridgeline.core.scheduling.scheduler", "Work"),
     ("ridgeline.core.decoding.drafts.draft_model", "Work"),
-    ("ridgeline.backends.cpu.stages.wire", "Work"),
+    ("ridgeline.backends.cpu.pipeline.wire", "Work"),
     ("ridgeline.foresight.step_time.features", "Features"),
 }
 

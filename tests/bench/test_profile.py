@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.arrays import address
-from ridgeline.backends.cpu.emit import threads
-from ridgeline.backends.cpu.emit.clock import KINDS, CycleCounters
-from ridgeline.backends.cpu.emit.compile import assembly, host_target
+from ridgeline.backends.cpu.kernels import threads
+from ridgeline.backends.cpu.kernels.clock import KINDS, CycleCounters
+from ridgeline.backends.cpu.kernels.compile import assembly, host_target
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import Traffic

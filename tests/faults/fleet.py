@@ -231,7 +231,7 @@ def _num_deaths(routed: Routed) -> int:
 
 def _stages(pid: int) -> list[int]:
     """Return the processes of a server that compute some of its layers."""
-    return children(pid, "cpu.stages.process")
+    return children(pid, "cpu.pipeline.process")
 
 
 def f19(model: Path, count: int, rng: random.Random) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import typer
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.cpu.emit.compile import _kept
+from ridgeline.backends.cpu.kernels.compile import _kept
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.cli.commands.explain import explain_command

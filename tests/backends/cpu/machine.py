@@ -23,8 +23,8 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from ridgeline.backends.arrays import address, aligned
-from ridgeline.backends.cpu.emit.compile import Kernels, Target, host_target
-from ridgeline.backends.cpu.emit.isa import emit_half_floats
+from ridgeline.backends.cpu.kernels.compile import Kernels, Target, host_target
+from ridgeline.backends.cpu.kernels.isa import emit_half_floats
 from tests.kept_kernels import compiled
 
 Emit = Callable[[ir.Module], None]

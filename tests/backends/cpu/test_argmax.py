@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.argmax import ARGMAX_BYTES, BoundPruning, emit_head
+from ridgeline.backends.cpu.kernels.argmax import ARGMAX_BYTES, BoundPruning, emit_head
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import Array, Machine, at, build
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.attention import emit_attention
-from ridgeline.backends.cpu.emit.tile_attention import NewUnit
-from ridgeline.backends.cpu.emit.tiles import Amx
+from ridgeline.backends.cpu.kernels.attention import emit_attention
+from ridgeline.backends.cpu.kernels.tile_attention import NewUnit
+from ridgeline.backends.cpu.kernels.tiles import Amx
 from ridgeline.backends.cpu.layout.model_weights import rope_by_pair, split
 from ridgeline.backends.cpu.layout.shapes import TOKENS, AttentionLayout, to_tile_rows
 from ridgeline.model.shape.model import Attention

@@ -20,8 +20,8 @@ import pytest
 
 import ridgeline
 from ridgeline.backends.arrays import address
-from ridgeline.backends.cpu.emit import compile as module
-from ridgeline.backends.cpu.emit.compile import Kernels, Target, load_kernels
+from ridgeline.backends.cpu.kernels import compile as module
+from ridgeline.backends.cpu.kernels.compile import Kernels, Target, load_kernels
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import KernelConfig
 from tests.tiny import PLAIN

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.draw import emit_draw
+from ridgeline.backends.cpu.kernels.draw import emit_draw
 from ridgeline.backends.cpu.layout.sampling_table import (
     ENTRY_BYTES,
     Draws,

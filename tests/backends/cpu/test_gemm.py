@@ -11,8 +11,8 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from ridgeline.backends.arrays import address, aligned
-from ridgeline.backends.cpu.emit.gemm import emit_linear, shapes
-from ridgeline.backends.cpu.emit.isa import Dot
+from ridgeline.backends.cpu.kernels.gemm import emit_linear, shapes
+from ridgeline.backends.cpu.kernels.isa import Dot
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, FORMATS, KINDS
 from ridgeline.backends.cpu.layout.pack import pack, padded
 from ridgeline.backends.cpu.layout.quantise import hadamard

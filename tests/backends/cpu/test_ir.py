@@ -10,7 +10,7 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.ir import (
+from ridgeline.backends.cpu.kernels.ir import (
     F16,
     F32,
     I8,

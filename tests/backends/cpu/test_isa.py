@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.compile import assembly
-from ridgeline.backends.cpu.emit.gemm import emit_linear
-from ridgeline.backends.cpu.emit.ir import F16, F32, I8, I32, Function, vec
-from ridgeline.backends.cpu.emit.isa import Dot, arm_features, broadcast4, describe, dot, lookup
+from ridgeline.backends.cpu.kernels.compile import assembly
+from ridgeline.backends.cpu.kernels.gemm import emit_linear
+from ridgeline.backends.cpu.kernels.ir import F16, F32, I8, I32, Function, vec
+from ridgeline.backends.cpu.kernels.isa import Dot, arm_features, broadcast4, describe, dot, lookup
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from tests.backends.cpu.machine import (
     HOST,

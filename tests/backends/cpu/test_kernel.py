@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.clock import TimedFunction
-from ridgeline.backends.cpu.emit.ir import I64, Function
-from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.kernels.clock import TimedFunction
+from ridgeline.backends.cpu.kernels.ir import I64, Function
+from ridgeline.backends.cpu.kernels.kernel import Kernel, Words
 from tests.backends.cpu.machine import at, build
 
 LESS = Kernel("less", ("a", "b", "out"))

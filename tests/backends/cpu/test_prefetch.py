@@ -9,13 +9,13 @@ import pytest
 from llvmlite import ir
 
 from ridgeline.backends.arrays import address, aligned
-from ridgeline.backends.cpu.emit.ir import Function
-from ridgeline.backends.cpu.emit.prefetch import (
+from ridgeline.backends.cpu.kernels.ir import Function
+from ridgeline.backends.cpu.kernels.prefetch import (
     emit_prefetch_next_head,
     next_address,
     next_share,
 )
-from ridgeline.backends.cpu.emit.step_emitter import StepEmitter
+from ridgeline.backends.cpu.kernels.step_emitter import StepEmitter
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, MATRICES
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS

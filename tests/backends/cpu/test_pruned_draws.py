@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.backends.cpu.emit.argmax import DRAWN, BoundPruning
+from ridgeline.backends.cpu.kernels.argmax import DRAWN, BoundPruning
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit import ir as values
-from ridgeline.backends.cpu.emit.kernel import Kernel
-from ridgeline.backends.cpu.emit.recurrent import emit_recurrent, softplus
+from ridgeline.backends.cpu.kernels import ir as values
+from ridgeline.backends.cpu.kernels.kernel import Kernel
+from ridgeline.backends.cpu.kernels.recurrent import emit_recurrent, softplus
 from ridgeline.backends.cpu.layout.recurrent import places, recurrence, vector_sizes, vectors
 from ridgeline.backends.cpu.runner import segments
 from ridgeline.core.params import SamplingParams

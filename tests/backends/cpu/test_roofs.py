@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ridgeline.backends.arrays import address, aligned
-from ridgeline.backends.cpu.emit import probes
-from ridgeline.backends.cpu.emit.compile import host_target
+from ridgeline.backends.cpu.kernels import probes
+from ridgeline.backends.cpu.kernels.compile import host_target
 from ridgeline.backends.cpu.measure import roofs as roof
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.cli.commands import doctor

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.rows import emit_rows
+from ridgeline.backends.cpu.kernels.rows import emit_rows
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ridgeline.backends.cpu.emit.threads import AdaptiveThreads
+from ridgeline.backends.cpu.kernels.threads import AdaptiveThreads
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import Setup
 from tests.backends.cpu.test_runner import (

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.cpu.buffers import HiddenRows
+from ridgeline.backends.cpu.pipeline.parts import LEAST_ROWS, cut, merged, piece_of
+from ridgeline.backends.cpu.pipeline.process import _serve, written_setup
+from ridgeline.backends.cpu.pipeline.runner import Stages, StagesRunner
+from ridgeline.backends.cpu.pipeline.split import bounds, check_stages, layers_of, setup_of
+from ridgeline.backends.cpu.pipeline.wire import Link, bare, key_of, read_written, rows_of
 from ridgeline.backends.cpu.runner import load_runner
-from ridgeline.backends.cpu.stages.parts import LEAST_ROWS, cut, merged, piece_of
-from ridgeline.backends.cpu.stages.process import _serve, written_setup
-from ridgeline.backends.cpu.stages.runner import Stages, StagesRunner
-from ridgeline.backends.cpu.stages.split import bounds, check_stages, layers_of, setup_of
-from ridgeline.backends.cpu.stages.wire import Link, bare, key_of, read_written, rows_of
 from ridgeline.backends.interface import BackendContext
 from ridgeline.backends.step_codec import StepDecoder, StepEncoder
 from ridgeline.core.step import StepOutput, Work, sampled_from

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.cpu.stages.parts import LEAST_ROWS, TokenSpan
-from ridgeline.backends.cpu.stages.runner import Drawn, PartAhead
+from ridgeline.backends.cpu.pipeline.parts import LEAST_ROWS, TokenSpan
+from ridgeline.backends.cpu.pipeline.runner import Drawn, PartAhead
 from ridgeline.backends.step_codec import StepDecoder, StepEncoder
 from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.core.structured import StructuredOutputsParams

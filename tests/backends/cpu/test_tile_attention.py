@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from ridgeline.backends.cpu.emit.tiles import Amx, Emulated
+from ridgeline.backends.cpu.kernels.tiles import Amx, Emulated
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, ROW_BLOCK
 from ridgeline.system.machine import tiles_refusal
@@ -27,7 +27,7 @@ def attention(request: pytest.FixtureRequest) -> Built:
     """By the unit of this processor, or emulated on each; values are copied 4 records at a time."""
     name, shape, kind = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ridgeline.backends.cpu.emit.tile_attention.CHUNK", 4)
+        patch.setattr("ridgeline.backends.cpu.kernels.tile_attention.CHUNK", 4)
         if name != "amx":
             return Built(name, shape, kind, partial(Emulated, form=TARGETS[name].processor.dot))
         if not HAS_TILES:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.tiles import Emulated, emit_linear_tiles
+from ridgeline.backends.cpu.kernels.tiles import Emulated, emit_linear_tiles
 from ridgeline.system.machine import tiles_refusal
 from tests.backends.cpu.machine import TARGETS, Machine, at, build, same_bits
 from tests.backends.cpu.test_gemm import (
@@ -65,7 +65,7 @@ is_asked = pytest.mark.skipif(
 )
 _SAID = """
 from pathlib import Path
-from ridgeline.backends.cpu.emit.compile import host_target
+from ridgeline.backends.cpu.kernels.compile import host_target
 from ridgeline.cli.commands.doctor import facts
 print(host_target().processor.has_tiles, dict(facts(Path.home()))["matrix tiles"])
 """

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.backends.cpu.emit.compile import host_target
-from ridgeline.backends.cpu.emit.threads import MOST_THREADS
+from ridgeline.backends.cpu.kernels.compile import host_target
+from ridgeline.backends.cpu.kernels.threads import MOST_THREADS
 from ridgeline.backends.cpu.layout.model_weights import footprint as _footprint
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes as _packed_bytes
 from ridgeline.backends.cpu.layout.shapes import (
@@ -25,8 +25,8 @@ from ridgeline.backends.cpu.layout.shapes import (
     ROW_BLOCK,
     TOKENS,
 )
+from ridgeline.backends.cpu.pipeline.split import check_stages
 from ridgeline.backends.cpu.runner import load_runner
-from ridgeline.backends.cpu.stages.split import check_stages
 from ridgeline.backends.interface import BackendContext, BackendRunner, Footprint, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.model.cost.format_bytes import own_kv_dtype
@@ -94,15 +94,15 @@ def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
 def new_runner(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> BackendRunner:
     """Pack or map the weights, compile or load the kernels, start the threads."""
     if setup.stages > 1:
-        from ridgeline.backends.cpu.stages.runner import load_stages
+        from ridgeline.backends.cpu.pipeline.runner import load_stages
 
         return load_stages(checkpoint, setup, context)
     return load_runner(checkpoint, setup, context)
 
 
 def join_stage(checkpoint: Checkpoint, address: tuple[str, int], **options: Any) -> None:
-    """Be a stage of an engine elsewhere, until that ends: see ``stages.process.join``."""
-    from ridgeline.backends.cpu.stages.process import join
+    """Be a stage of an engine elsewhere, until that ends: see ``pipeline.process.join``."""
+    from ridgeline.backends.cpu.pipeline.process import join
 
     join(checkpoint, address, **options)
 

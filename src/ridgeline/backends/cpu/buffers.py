@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.arrays import address, aligned
-from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
+from ridgeline.backends.cpu.kernels.threads import SYNC_BYTES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, EXACT_AT, MATRIX, SHARE_BYTES
 from ridgeline.backends.cpu.layout.model_sizes import part_bytes, put_places
 from ridgeline.backends.cpu.layout.model_weights import Weights, logits_stride, scores_stride

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ridgeline.backends.arrays import address, aligned, held, release
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers, HiddenRows
-from ridgeline.backends.cpu.emit.argmax import DRAWN, GREEDY, BoundPruning
-from ridgeline.backends.cpu.emit.clock import CycleCounters
-from ridgeline.backends.cpu.emit.compile import Kernels, host_target, load_kernels
-from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
+from ridgeline.backends.cpu.kernels.argmax import DRAWN, GREEDY, BoundPruning
+from ridgeline.backends.cpu.kernels.clock import CycleCounters
+from ridgeline.backends.cpu.kernels.compile import Kernels, host_target, load_kernels
+from ridgeline.backends.cpu.kernels.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
 from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
 from ridgeline.backends.cpu.layout.model_sizes import has_unlike_records, model_sizes
 from ridgeline.backends.cpu.layout.model_weights import load_weights

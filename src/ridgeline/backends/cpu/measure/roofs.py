@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.arrays import address, aligned
-from ridgeline.backends.cpu.emit.compile import Kernels, Target, host_target
-from ridgeline.backends.cpu.emit.probes import (
+from ridgeline.backends.cpu.kernels.compile import Kernels, Target, host_target
+from ridgeline.backends.cpu.kernels.probes import (
     OPERANDS_BYTES,
     STREAMS,
     STRIDE_BYTES,
