@@ -95,8 +95,8 @@ def _in_file(arch: ModelArch, family: Family, arrays: Arrays) -> Arrays:
             continue
         _, index, part = name.split(".")
         ffn, in_file = arch.layers[int(index)].ffn, family.layer[part]
-        if part in family.instead and not isinstance(ffn, Experts):
-            in_file = family.instead[part]
+        if part in family.alternatives and not isinstance(ffn, Experts):
+            in_file = family.alternatives[part]
         number = number_in_file(arch, family, int(index), part)
         in_file = family.prefix.format(number) + in_file if "{}" in family.prefix else in_file
         parts.setdefault(in_file, []).append(array)

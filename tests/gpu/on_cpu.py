@@ -38,7 +38,7 @@ def compute_on_cpu(patch: pytest.MonkeyPatch, ops: str = TWINS) -> None:
         return load(checkpoint, setup, context, import_module(ops))
 
     patch.setattr(cuda, "check", cuda.settle)
-    patch.setattr(cuda, "room_bytes", lambda checkpoint, setup: None)  # it takes the machine's
+    patch.setattr(cuda, "budget_bytes", lambda checkpoint, setup: None)  # it takes the machine's
     patch.setattr(cuda, "new_runner", new_runner)
     patch.setenv("PYTHONPATH", str(ROOT))  # of ranks, which import the module by its name
 

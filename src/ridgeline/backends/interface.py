@@ -39,8 +39,8 @@ class Setup:
         stages: processes that have some consecutive layers each.
         stage_port: where stages of other machines join; None starts all of them here.
         stage_key_file: file with the key that they prove to know.
-        fills_device: the cache gets what a device has left when all else is there: ``num_blocks``
-            is an estimate then, and the runner's own number counts.
+        uses_all_memory: the cache gets what a device has left when all else is there:
+            ``num_blocks`` is an estimate then, and the runner's own number counts.
     """
 
     dtype: str
@@ -59,7 +59,7 @@ class Setup:
     stages: int = 1
     stage_port: int | None = None
     stage_key_file: Path | None = None
-    fills_device: bool = False
+    uses_all_memory: bool = False
 
 
 class Footprint(NamedTuple):
@@ -233,7 +233,7 @@ class Backend(Protocol):
     def packed_bytes(self, checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
         """Return the bytes of the weights as it would hold them, by part; none is read."""
 
-    def room_bytes(self, checkpoint: Checkpoint, setup: Setup) -> int | None:
+    def budget_bytes(self, checkpoint: Checkpoint, setup: Setup) -> int | None:
         """Return what a model may take of a device's memory; None where it takes the machine's.
 
         Raises ValueError, which says what would fit, if the weights alone are larger.

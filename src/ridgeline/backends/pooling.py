@@ -66,7 +66,7 @@ class Projections:
         return state
 
 
-def behind_pooling(checkpoint: Checkpoint) -> list[Scorer | Projections]:
+def pooling_head(checkpoint: Checkpoint) -> list[Scorer | Projections]:
     """Return what pooled states go through, if anything: one thing at most."""
     if checkpoint.arch.scores:
         return [Scorer(checkpoint)]

@@ -179,7 +179,7 @@ class LLM:
         self.arch = checkpoint.arch
         self.summary = summarise(checkpoint)
         small = find_small_model(engine_options, checkpoint)
-        taken_bytes = small.config.total_bytes if small else 0
+        reserved_bytes = small.config.total_bytes if small else 0
         lora = read_adapters(engine_options.adapters, Base.of(checkpoint))
         max_lora_rank, lora_bytes = room_for(
             engine_options, [weights for _, weights in lora.values()]
@@ -187,7 +187,7 @@ class LLM:
         self.config = resolve(
             engine_options,
             checkpoint,
-            taken_bytes=taken_bytes,
+            reserved_bytes=reserved_bytes,
             lora_bytes=lora_bytes,
             max_lora_rank=max_lora_rank,
         )

@@ -205,7 +205,7 @@ class Router:
             raise ValueError("this server has one model: --models-dir, or several, takes others")
         if not is_hub_name(name):
             raise ValueError("it is no name of the hub, nor of a known model")
-        pull(name, stores(), room_bytes=available_bytes(), progress=report)
+        pull(name, stores(), budget_bytes=available_bytes(), progress=report)
         self.catalogue.add(name)
 
     def judging(self, path: str, name: Any) -> Any:

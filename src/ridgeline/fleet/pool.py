@@ -410,11 +410,11 @@ class Pool:
         return promised, None if self._memory_bytes is None else self._memory_bytes - total
 
     def _plan(
-        self, replica_set: ReplicaSet, taken_bytes: int, most_bytes: int | None
+        self, replica_set: ReplicaSet, reserved_bytes: int, limit_bytes: int | None
     ) -> tuple[ReplicaPlan | None, str]:
         """Return how a model's servers would be loaded, or None and why they cannot be."""
         try:
-            most = taken_bytes, most_bytes
+            most = reserved_bytes, limit_bytes
             found = plan_servers(
                 self._engine,
                 replica_set.model,

@@ -246,12 +246,12 @@ def test_a_limit_holds_however_much_memory_is_free(memory: pytest.MonkeyPatch) -
     """What is free changes while a router looks, its limit does not."""
     options = Options(backend="reference")
     with pytest.raises(ValueError, match=r"not enough memory: 100\.0 KiB is available"):
-        resolve(options, ARCH, most_bytes=100 << 10)
+        resolve(options, ARCH, limit_bytes=100 << 10)
     most = WEIGHT_BYTES + 200 * MIB
-    limited = resolve(options, ARCH, most_bytes=most)
+    limited = resolve(options, ARCH, limit_bytes=most)
     assert limited.total_bytes <= most
     memory.setattr(resolving, "available_bytes", lambda: most)
-    assert resolve(options, ARCH) == resolve(options, ARCH, most_bytes=1 << 40) == limited
+    assert resolve(options, ARCH) == resolve(options, ARCH, limit_bytes=1 << 40) == limited
 
 
 def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) -> None:

@@ -68,9 +68,9 @@ def shapes_in_file(arch: ModelArch, family: Any) -> dict[str, tuple[int, ...]]:
             continue
         _, index, part = name.split(".")
         ffn = arch.layers[int(index)].ffn
-        is_dense = isinstance(ffn, Mlp) and part in family.instead
+        is_dense = isinstance(ffn, Mlp) and part in family.alternatives
         in_file = family.prefix.format(index)
-        in_file += family.instead[part] if is_dense else family.layer[part]
+        in_file += family.alternatives[part] if is_dense else family.layer[part]
         if "{e}" in in_file:
             assert isinstance(ffn, Experts)
             for e in range(ffn.num):

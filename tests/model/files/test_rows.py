@@ -31,8 +31,8 @@ BASE = row(
         "layer.norms": "behind",
     },
     windows="switch",
-    refuse="one two",
-    must={"old": True, "other": 1},
+    refused_keys="one two",
+    required={"old": True, "other": 1},
     in_gguf={"facts": {"mixer.sinks": True}},
 )
 
@@ -48,21 +48,21 @@ def test_a_row_has_what_the_row_has_that_it_is_like() -> None:
     in_hf, in_gguf = second()
     base = tables_of([BASE])
     assert (in_hf, in_gguf) == (base.hf["BaseForCausalLM"], base.gguf["base"])
-    assert in_hf.refuse == ("one", "two")
+    assert in_hf.refused_keys == ("one", "two")
     with pytest.raises(KeyError, match="nobody"):
         tables_of([row("third", like="nobody")])
 
 
 def test_changes_are_added_and_none_or_a_minus_takes_away() -> None:
     in_hf, in_gguf = second(
-        refuse="-one three",
-        must={"old": None, "new": 2},
+        refused_keys="-one three",
+        required={"old": None, "new": 2},
         facts={"layer.norms": None, "norm_bias": True},
         windows="all",
         in_gguf={"facts": {"mixer.sinks": None}},
     )
-    assert in_hf.refuse == ("two", "three")
-    assert in_hf.must == {"other": 1, "new": 2}
+    assert in_hf.refused_keys == ("two", "three")
+    assert in_hf.required == {"other": 1, "new": 2}
     assert "layer.norms" not in {*in_hf.facts, *in_gguf.facts}
     assert in_hf.facts["norm_bias"] == const(True)
     assert (in_hf.windows, in_gguf.windows, in_gguf.default_window) == ("all", "all", 0)
@@ -97,14 +97,14 @@ def test_the_half_for_gguf_files_has_their_names_and_keys() -> None:
         "mixer.sinks": const(True),
     }
     assert in_gguf.windows == "none"
-    assert in_gguf.unused == ("attention.sliding_window",)
+    assert in_gguf.ignored_keys == ("attention.sliding_window",)
 
 
 def test_gguf_files_may_say_what_the_row_reads_and_nothing_else_that_changes_an_answer() -> None:
     _, plain = second()
     _, sparse = second(has_experts=True, facts={"ffn.num": integer("num_experts")})
-    assert {"expert_count", "logit_scale"} <= {*plain.refuse}
-    assert "expert_count" not in sparse.refuse
+    assert {"expert_count", "logit_scale"} <= {*plain.refused_keys}
+    assert "expert_count" not in sparse.refused_keys
     assert sparse.layer["gate"] == "ffn_gate_exps.weight"
 
 

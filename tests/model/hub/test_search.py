@@ -89,7 +89,7 @@ def test_paths_are_taken_as_they_are(
     (tmp_path / "x.GGUF").touch()
     monkeypatch.chdir(tmp_path)
     for model in ("owner/name", "./smollm2", "x.GGUF", str(tmp_path / "x.GGUF")):
-        assert find(model, stores) == pull(model, stores, room_bytes=ROOM).path == Path(model)
+        assert find(model, stores) == pull(model, stores, budget_bytes=ROOM).path == Path(model)
 
 
 def test_other_files_are_refused(tmp_path: Path, stores: ModelStores) -> None:
@@ -109,7 +109,7 @@ def test_names_that_mean_nothing_touch_nothing(model: str, stores: ModelStores) 
     with pytest.raises(ValueError, match=named):
         find(model, stores)
     with pytest.raises(ValueError, match="there is no model"):
-        pull(model, stores, room_bytes=ROOM)
+        pull(model, stores, budget_bytes=ROOM)
     assert not stores.home.exists()
 
 

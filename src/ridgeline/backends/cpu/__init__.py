@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from ridgeline.backends.cpu.measure.roofs import Rates, Roof, measure_read, measure_roof
 
 __all__ = [
-    "Rates", "Roof", "check", "describe", "footprint", "join_stage", "least_prompt_tokens",
-    "looks_ahead", "measure_read", "measure_roof", "new_runner", "packed_bytes", "room_bytes",
-    "step_knots",
+    "Rates", "Roof", "budget_bytes", "check", "describe", "footprint", "join_stage",
+    "least_prompt_tokens", "looks_ahead", "measure_read", "measure_roof", "new_runner",
+    "packed_bytes", "step_knots",
 ]  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def join_stage(checkpoint: Checkpoint, address: tuple[str, int], **options: Any)
     join(checkpoint, address, **options)
 
 
-def room_bytes(checkpoint: Checkpoint, setup: Setup) -> None:
+def budget_bytes(checkpoint: Checkpoint, setup: Setup) -> None:
     """Return None: a model takes the machine's memory."""
 
 

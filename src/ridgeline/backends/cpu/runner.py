@@ -33,7 +33,7 @@ from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.hidden_state_cache import HiddenStateCache
 from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
 from ridgeline.backends.interface import BackendContext, CacheMemory, MemoryUse, Setup, Traffic
-from ridgeline.backends.pooling import behind_pooling, pooled
+from ridgeline.backends.pooling import pooled, pooling_head
 from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered, finish
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
@@ -103,7 +103,7 @@ class CpuRunner:
         self._draws = Draws(sizes.vocab_size)
         self._states = HiddenStateCache(setup.num_blocks, setup.block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
-        self._scorer = behind_pooling(checkpoint)
+        self._scorer = pooling_head(checkpoint)
         self._embed_norm = EmbeddingNorm(checkpoint) if arch.embed_norm else None
         positions = self.weights.positions if arch.position_rows else None
         self._first_inputs = FirstInputs(arch, positions, self._embed_norm)

@@ -25,9 +25,9 @@ from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.report import gib
 
 __all__ = [
-    "CONTEXT_BYTES", "FORMATS", "KEPT_SHARE", "approval", "check", "describe", "expected_bytes",
-    "footprint", "gpu_models", "least_prompt_tokens", "looks_ahead", "new_runner", "packed_bytes",
-    "room_bytes", "runs_ahead", "settle", "step_knots", "weight_bits",
+    "CONTEXT_BYTES", "FORMATS", "KEPT_SHARE", "approval", "budget_bytes", "check", "describe",
+    "expected_bytes", "footprint", "gpu_models", "least_prompt_tokens", "looks_ahead", "new_runner",
+    "packed_bytes", "runs_ahead", "settle", "step_knots", "weight_bits",
 ]  # fmt: skip
 
 _OPS_PER_BYTE = 256.0  # of a GPU whose rates are not known
@@ -76,12 +76,12 @@ def expected_bytes(arch: ModelArch, setup: Setup) -> Mapping[str, int]:
     return sizes.arch_bytes(arch, setup.dtype, setup.tensor_parallel_size, {})
 
 
-def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int:
+def budget_bytes(checkpoint: Checkpoint, setup: Setup) -> int:
     """Return the device memory that a model may take.
 
     Raises ValueError, which names the largest format that fits, if the weights are larger.
     """
-    room = device.room_bytes()
+    room = device.budget_bytes()
     need = sum(packed_bytes(checkpoint, setup).values())
     if need <= room:
         return room

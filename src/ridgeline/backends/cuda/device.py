@@ -145,7 +145,7 @@ def check_count(ranks: int) -> None:
         raise ValueError(f"--tensor-parallel-size {ranks}: this machine has {count} GPUs")
 
 
-def room_bytes() -> int:
+def budget_bytes() -> int:
     """Return the device memory that can be used."""
     import torch
 

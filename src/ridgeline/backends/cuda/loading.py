@@ -19,7 +19,7 @@ from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner, errors_named
 from ridgeline.backends.interface import BackendContext, Setup
-from ridgeline.backends.pooling import behind_pooling
+from ridgeline.backends.pooling import pooling_head
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
@@ -70,10 +70,10 @@ def load_rank(
     with errors_named(_MODEL_TOO_LARGE):
         weights = weights_.load(checkpoint, setup.dtype, device, context.progress, share)
         ranks = meet(device)
-        scorer = behind_pooling(checkpoint)
+        scorer = pooling_head(checkpoint)
         runner = CudaRunner(share, weights, setup, scorer=scorer, ops=ops, ranks=ranks)
         runner.graphs.say = context.say
-        if setup.fills_device:
+        if setup.uses_all_memory:
             fill(runner, setup, ranks)
             check_cache(runner, setup, context.say)
     return runner, ranks

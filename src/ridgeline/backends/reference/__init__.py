@@ -76,7 +76,7 @@ def _used_rows(
     return replace(checkpoint, tensors={**checkpoint.tensors, **small}), numbers
 
 
-def room_bytes(checkpoint: Checkpoint, setup: Setup) -> None:
+def budget_bytes(checkpoint: Checkpoint, setup: Setup) -> None:
     """Return None: a model takes the machine's memory."""
 
 

@@ -28,7 +28,7 @@ from ridgeline.backends.hidden_state_cache import HiddenStateCache
 from ridgeline.backends.inputs import FirstInputs, biases_by_distance
 from ridgeline.backends.interface import CacheMemory, Counters, MemoryUse, Setup, Traffic
 from ridgeline.backends.layer_weights import LayerWeights, Norm, load_layer
-from ridgeline.backends.pooling import behind_pooling, pooled
+from ridgeline.backends.pooling import pooled, pooling_head
 from ridgeline.backends.reference.parts import (
     beside_experts,
     expanded,
@@ -411,7 +411,7 @@ class ReferenceRunner:
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None
-        self._scorer = behind_pooling(checkpoint)
+        self._scorer = pooling_head(checkpoint)
         self._inputs = None
         if table is not None:
             done += table.nbytes

@@ -368,7 +368,7 @@ def _specials(family: Family) -> Iterator[str]:
         yield "soft-capped scores and logits"
     if "residual_scale" in family.facts:
         yield "scaled embedding, residuals and logits"
-    if family.by_halves:
+    if family.layers_are_halves:
         yield "no RoPE"
     if family.outcomes("ffn.gated") == (False,) and not family.has_experts:
         yield "an MLP without gates"
@@ -377,7 +377,8 @@ def _specials(family: Family) -> Iterator[str]:
     if True in family.outcomes("mixer.gated"):
         yield "gated attention"
     if family.recurrent:
-        yield f"{_RECURRENT[family.recurrent]}{', parallel to attention' if family.beside else ''}"
+        beside = ", parallel to attention" if family.parallel_mixer else ""
+        yield f"{_RECURRENT[family.recurrent]}{beside}"
     if family.has_experts:
         by_one = "sparsemixer" in family.outcomes("ffn.router")
         yield f"a mixture of experts{', chosen one after another' if by_one else ''}"
@@ -385,7 +386,7 @@ def _specials(family: Family) -> Iterator[str]:
         is_optional = family.facts["shared.size"].kind == "count"
         yield "an optional shared expert" if is_optional else "a shared expert"
     if "dense.size" in family.facts:
-        every_kind = family.experts_every or family.by_halves
+        every_kind = family.experts_every or family.layers_are_halves
         yield "some dense layers" if every_kind else "first layers dense"
     if "beside.size" in family.facts:
         yield "a dense MLP beside the experts"

@@ -84,7 +84,7 @@ def new_engine(
 ) -> Engine:
     """Return an engine over ``runner`` with nothing to do yet; ``listeners`` get its records."""
     settings = config.settings(checkpoint.eos_ids)
-    if config.fills_device:
+    if config.uses_all_memory:
         settings = replace(settings, num_blocks=runner.num_blocks)
     return Engine(
         new_scheduler(settings, speculation=speculation),

@@ -94,9 +94,9 @@ def locate(model: str, *, verify: bool = False) -> LocalModel:
         ValueError: there is no such model, it cannot be reached, or it does not fit into memory.
         ModelFileError: what arrived is not what its publisher announced.
     """
-    places, room_bytes = stores(), available_bytes()
+    places, free_bytes = stores(), available_bytes()
     try:
-        located = None if verify else find_model(model, places, room_bytes)
+        located = None if verify else find_model(model, places, free_bytes)
     except NotPulledError:
         located = None
     if located is None:
@@ -112,7 +112,7 @@ def locate(model: str, *, verify: bool = False) -> LocalModel:
 
         try:
             with bytes_bar(f"Pulling {model}") as report:
-                located = pull(model, places, room_bytes=room_bytes, announce=say, progress=note)
+                located = pull(model, places, budget_bytes=free_bytes, announce=say, progress=note)
         except KeyboardInterrupt:
             say(f"stopped: the same command resumes from {done_bytes / 1e6:,.0f} MB")
             raise

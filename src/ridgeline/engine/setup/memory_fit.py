@@ -107,7 +107,7 @@ def fit(
             states.num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence(setup.max_model_len))
         ),
         other_bytes_per_block=state_bytes_per_block if options.enable_contrastive_search else 0,
-        takes_all=setup.fills_device,
+        takes_all=setup.uses_all_memory,
         kept_bytes=kept_bytes,
     )
     kv_bytes = plan.num_blocks * kv_bytes_per_block
@@ -143,7 +143,7 @@ class _StateRoom(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _fit_states(size: int, room_bytes: int, options: Options, most: int) -> _StateRoom:
+def _fit_states(size: int, budget_bytes: int, options: Options, most: int) -> _StateRoom:
     """Return how many states of ``size`` bytes are kept, of at most ``most`` sequences.
 
     They take at most a quarter of the room that weights and steps leave, unless the sequences that
@@ -154,7 +154,7 @@ def _fit_states(size: int, room_bytes: int, options: Options, most: int) -> _Sta
     wanted = options.max_num_seqs
     if not size:
         return _StateRoom(most, speculative)
-    room = room_bytes // size
+    room = budget_bytes // size
     num_seqs = wanted or max(1, min(most, room // 8))
     if num_seqs > room:
         raise ValueError(

@@ -74,15 +74,15 @@ class MemoryShare(TypedDict, total=False):
     """What a model's memory is shared with.
 
     Attributes:
-        taken_bytes: of the memory that is there, for another model.
-        most_bytes: that this model takes of the rest.
+        reserved_bytes: of the memory that is there, for another model.
+        limit_bytes: that this model takes of the rest.
         max_lora_rank: of adapters.
         lora_bytes: for adapters.
         keeps_all: the cache gives nothing back behind windows.
     """
 
-    taken_bytes: int
-    most_bytes: int | None
+    reserved_bytes: int
+    limit_bytes: int | None
     max_lora_rank: int
     lora_bytes: int
     keeps_all: bool
@@ -118,8 +118,8 @@ def _resolve(
     options: Options,
     checkpoint: Checkpoint,
     *,
-    taken_bytes: int = 0,
-    most_bytes: int | None = None,
+    reserved_bytes: int = 0,
+    limit_bytes: int | None = None,
     max_lora_rank: int = 0,
     lora_bytes: int = 0,
     keeps_all: bool = False,
@@ -157,9 +157,9 @@ def _resolve(
         ),
         arch,
     )
-    room_bytes = backend.room_bytes(checkpoint, setup)
-    setup = replace(setup, fills_device=room_bytes is not None and not options.kv_cache_memory)
-    left_bytes, kept_bytes = _left_bytes(room_bytes, taken_bytes + lora_bytes, most_bytes)
+    budget_bytes = backend.budget_bytes(checkpoint, setup)
+    setup = replace(setup, uses_all_memory=budget_bytes is not None and not options.kv_cache_memory)
+    left_bytes, kept_bytes = _left_bytes(budget_bytes, reserved_bytes + lora_bytes, limit_bytes)
     fitted = fit(options, backend, checkpoint, setup, left_bytes, kept_bytes)
     return EngineConfig(
         backend=name,
@@ -179,7 +179,7 @@ def _resolve(
         stages=setup.stages,
         stage_port=setup.stage_port,
         stage_key_file=setup.stage_key_file,
-        fills_device=setup.fills_device,
+        uses_all_memory=setup.uses_all_memory,
         weights_bytes=fitted.weights_bytes,
         kv_bytes=fitted.kv_bytes,
         total_bytes=fitted.total_bytes,
@@ -210,15 +210,15 @@ def _check_processes(options: Options, name: str) -> None:
 
 
 def _left_bytes(
-    room_bytes: int | None, taken_bytes: int, most_bytes: int | None
+    budget_bytes: int | None, reserved_bytes: int, limit_bytes: int | None
 ) -> tuple[int, int]:
     """Return the memory that a model may take, a device's or the machine's, and what it leaves.
 
     A backend has subtracted what stays free of a device.
     """
-    left_bytes = (available_bytes() if room_bytes is None else room_bytes) - taken_bytes
-    left_bytes = left_bytes if most_bytes is None else min(left_bytes, most_bytes)
-    return left_bytes, left_bytes // KEPT_PART if room_bytes is None else 0
+    left_bytes = (available_bytes() if budget_bytes is None else budget_bytes) - reserved_bytes
+    left_bytes = left_bytes if limit_bytes is None else min(left_bytes, limit_bytes)
+    return left_bytes, left_bytes // KEPT_PART if budget_bytes is None else 0
 
 
 def _model_len(options: Options, arch: ModelArch) -> int:

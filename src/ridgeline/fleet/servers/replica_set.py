@@ -72,31 +72,33 @@ def plan_servers(
     model: str,
     num: int,
     guards: Collection[str],
-    taken_bytes: int,
-    most_bytes: int | None,
+    reserved_bytes: int,
+    limit_bytes: int | None,
 ) -> ReplicaPlan:
     """Return how the servers of a model would be loaded. Raises ValueError if they cannot be.
 
     They share the processors and the memory evenly, and the weights wholly where these are mapped
-    from a file. Each has ``guards`` beside it. Of what seems free ``taken_bytes`` are for other
-    models; ``most_bytes`` is the most that this one may take.
+    from a file. Each has ``guards`` beside it. Of what seems free ``reserved_bytes`` are for other
+    models; ``limit_bytes`` is the most that this one may take.
     """
     checkpoint = load_checkpoint(locate(model).path)
     adapters = read_adapters(options.adapters, Base.of(checkpoint)).values()
     rank, lora_bytes = room_for(options, [weights for _, weights in adapters])
     beside_bytes = num * guards_bytes(guards, options)
-    taken_bytes += num * lora_bytes + beside_bytes
-    most_bytes = most_bytes and max(0, most_bytes - beside_bytes)
+    reserved_bytes += num * lora_bytes + beside_bytes
+    limit_bytes = limit_bytes and max(0, limit_bytes - beside_bytes)
     threads = options.threads or max(1, usable_cpus() // num)
     options = replace(options, threads=threads)
-    resolved = partial(resolve, options, checkpoint, taken_bytes=taken_bytes, max_lora_rank=rank)
-    config = resolved(most_bytes=most_bytes)
+    resolved = partial(
+        resolve, options, checkpoint, reserved_bytes=reserved_bytes, max_lora_rank=rank
+    )
+    config = resolved(limit_bytes=limit_bytes)
     if num > 1:
-        left_bytes = available_bytes() - taken_bytes
-        left_bytes = left_bytes if most_bytes is None else min(left_bytes, most_bytes)
+        left_bytes = available_bytes() - reserved_bytes
+        left_bytes = left_bytes if limit_bytes is None else min(left_bytes, limit_bytes)
         shared_bytes = shared_by_servers(config, checkpoint)
-        most_bytes = shared_bytes + max(0, left_bytes - shared_bytes) // num
-        config = resolved(most_bytes=most_bytes)
+        limit_bytes = shared_bytes + max(0, left_bytes - shared_bytes) // num
+        config = resolved(limit_bytes=limit_bytes)
     return ReplicaPlan(config, checkpoint, num, beside_bytes)
 
 

@@ -67,8 +67,8 @@ def fit_kv_cache(
     blocks_per_seq = blocks_of(wanted_model_len)
     min_blocks = min(blocks_of(2 * block_size), blocks_per_seq)
     least_tokens = min_blocks // blocks_of(1) * block_size
-    room_bytes = available_bytes - kept_bytes - weights_bytes - step_bytes
-    room_blocks = room_bytes // (kv_bytes_per_block + other_bytes_per_block)
+    budget_bytes = available_bytes - kept_bytes - weights_bytes - step_bytes
+    room_blocks = budget_bytes // (kv_bytes_per_block + other_bytes_per_block)
     if room_blocks < min_blocks:
         raise ValueError(
             f"not enough memory: {gib(available_bytes)} is available, and the smallest start "

@@ -23,7 +23,7 @@ from ridgeline.model.files.families.fields import const
 from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.model.files.families.gguf_config import config_of_gguf
 from ridgeline.model.files.families.hf_names import HARMLESS, ONLY
-from ridgeline.model.files.families.layers import GUESSING, NO_LIMIT
+from ridgeline.model.files.families.layers import MTP_KEYS, NO_LIMIT
 from ridgeline.model.files.families.lookup import (
     COUNTED,
     GGUF_FAMILIES,
@@ -192,7 +192,7 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
         of_sizes = replace(of_sizes, facts=facts, outer=outer)
     arch = arch_of(config, of_sizes, of_sizes.read(config), {}, max_position=context)
     shape = shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
-    if _OF_INDEXER in family.unused:
+    if _OF_INDEXER in family.ignored_keys:
         shape = _with_indexer(shape, config)
     _refuse_other_sizes(config, family, HARMLESS - _SIZES_OF_SOME)
     return shape
@@ -256,8 +256,8 @@ def _refuse_other_sizes(config: ConfigReader, family: Family, harmless: Set[str]
         for key, value in config.values.items()
         if key.startswith(config.prefix) and key not in config.seen and _says_size(key)
     }
-    require(config, {key: value for key, value in family.must.items() if key in unread})
-    known = harmless | {*family.unused, *family.must, *_WEIGHTS_ALONE, *GUESSING}
+    require(config, {key: value for key, value in family.required.items() if key in unread})
+    known = harmless | {*family.ignored_keys, *family.required, *_WEIGHTS_ALONE, *MTP_KEYS}
     for key, value in unread.items():
         if value not in (None, False, 0, "", [], {}) and key not in known:
             config.fail(

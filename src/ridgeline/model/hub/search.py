@@ -30,7 +30,7 @@ class LocalModel(NamedTuple):
     note: str = ""
 
 
-def find_model(model: str, stores: ModelStores, room_bytes: int) -> LocalModel:
+def find_model(model: str, stores: ModelStores, budget_bytes: int) -> LocalModel:
     """Return what ``model`` means.
 
     Args:
@@ -39,7 +39,7 @@ def find_model(model: str, stores: ModelStores, room_bytes: int) -> LocalModel:
             or one of its library; tried in this order. A local directory called like a short name
             is ``./name``.
         stores: where models may lie.
-        room_bytes: memory that is free: decides between files if none is named.
+        budget_bytes: memory that is free: decides between files if none is named.
 
     Raises:
         NotPulledError: it has not been pulled yet.
@@ -51,19 +51,19 @@ def find_model(model: str, stores: ModelStores, room_bytes: int) -> LocalModel:
         file = stores.home / "models" / entry.file_name
         if file.exists():
             return LocalModel(file, entry.sampling)
-        if found := _of_hub(model, stores, room_bytes):  # its package is gone
+        if found := _of_hub(model, stores, budget_bytes):  # its package is gone
             return found._replace(sampling=entry.sampling)
     elif model and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
         return LocalModel(path, {})
     elif path.is_file():
         raise ValueError(f"{model!r} is not a .gguf file; for safetensors give their directory")
     elif parse_hub_name(model):
-        if found := _of_hub(model, stores, room_bytes):
+        if found := _of_hub(model, stores, budget_bytes):
             return found
     elif model and (place_of := stores.find_ollama(model)):
         return LocalModel(place_of.path, place_of.sampling)
     elif hub_names(model):
-        if found := _of_hub(model, stores, room_bytes):
+        if found := _of_hub(model, stores, budget_bytes):
             return found
     else:
         raise ValueError(_no_such(model, stores))
@@ -83,10 +83,10 @@ def home_expanded(model: str) -> Path:
         return Path(model)
 
 
-def _of_hub(model: str, stores: ModelStores, room_bytes: int) -> LocalModel | None:
+def _of_hub(model: str, stores: ModelStores, budget_bytes: int) -> LocalModel | None:
     """Return what was pulled from the hub under the names of a model; None if nothing was."""
     for name in hub_names(model):
-        if chosen := stores.find_repository(name, room_bytes):
+        if chosen := stores.find_repository(name, budget_bytes):
             place, why = chosen
             return LocalModel(place.path, place.sampling, why)
     return None

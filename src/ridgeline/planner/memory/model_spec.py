@@ -140,7 +140,7 @@ def read_model_spec(model: str | Path | Mapping[str, Any], stores: ModelStores) 
             return _of_json(path / "config.json", name=path.resolve().name)
         model = str(path)
     try:
-        located = find_model(str(model), stores, room_bytes=1 << 62)
+        located = find_model(str(model), stores, budget_bytes=1 << 62)
     except NotPulledError:
         return _of_the_hub(str(model))
     name = Path(model).stem if located.path.is_file() and path.is_file() else str(model)

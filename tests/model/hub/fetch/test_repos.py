@@ -47,7 +47,7 @@ def stores(tmp_path: Path) -> ModelStores:
 
 
 def fetch(model: str, stores: ModelStores, **options: Any) -> Path:
-    return pull(model, stores, **({"room_bytes": ROOM} | options)).path
+    return pull(model, stores, **({"budget_bytes": ROOM} | options)).path
 
 
 def tree(folder: Path) -> set[str]:
@@ -86,7 +86,7 @@ def test_sizes_that_the_hub_leaves_out_are_those_of_the_tree(hub: Hub, stores: M
     hub.repos["o/n"].files["q2/m-Q2_K.gguf"] = GGUF[:2000]
     hub.repos["o/n"].has_bare_names = True
     lines: list[str] = []
-    path = fetch("o/n", stores, announce=lines.append, room_bytes=needed_bytes(2000))
+    path = fetch("o/n", stores, announce=lines.append, budget_bytes=needed_bytes(2000))
     assert path == stores.home / "models/o/n/q2/m-Q2_K.gguf"
     assert "Q2_K (0.0 GB) is the best of 3 for" in lines[0]
     assert f"GET /api/models/o/n/tree/{COMMIT}" in hub.asked
@@ -148,7 +148,7 @@ def test_a_directory_of_a_revision(hub: Hub, stores: ModelStores) -> None:
 def test_what_does_not_fit_is_not_fetched(hub: Hub, stores: ModelStores) -> None:
     hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
     with pytest.raises(ValueError, match=r"o/n: the smallest, Q4_K_M, needs about 0\.5 GB"):
-        fetch("o/n", stores, room_bytes=1 << 20)
+        fetch("o/n", stores, budget_bytes=1 << 20)
     assert not hub.ranges
 
 
@@ -187,10 +187,10 @@ def test_what_safetensors_need_is_said_and_a_gguf_that_fits_is_preferred(
     hub.repos["o/gguf"] = quantised("Q8_0")
     room = needed_bytes(2000)
     said: list[str] = []
-    fetched = fetch("o/n", stores, room_bytes=room, announce=said.append)
+    fetched = fetch("o/n", stores, budget_bytes=room, announce=said.append)
     assert fetched.name == "m-Q8_0.gguf"
-    assert fetch("o/large", stores, room_bytes=room, announce=said.append).name == "large"
-    assert fetch("o/gguf", stores, room_bytes=room, announce=said.append).name == "m-Q8_0.gguf"
+    assert fetch("o/large", stores, budget_bytes=room, announce=said.append).name == "large"
+    assert fetch("o/gguf", stores, budget_bytes=room, announce=said.append).name == "m-Q8_0.gguf"
     need = "0.00 GB to fetch; to run it needs about 0.5 GB of memory"
     assert said == [
         f"o/n: Q8_0 (0.0 GB) fits 0.5 GB of free memory; its safetensors need 0.5 GB; {need}",

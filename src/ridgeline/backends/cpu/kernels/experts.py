@@ -167,7 +167,7 @@ def _choose(fn: Function, out: Value, experts: Experts) -> None:
     fn.store(fn.load(out, F32, 4) + everything.get() * 0.0, out, 4)
 
 
-def routed(
+def route(
     thread: StepEmitter, layer: Words, experts: Experts, x: Value, row: Value, scope: str
 ) -> None:
     """Find which experts a row goes to; leave their weights, and that of the dense network.
@@ -197,7 +197,7 @@ def routed(
         row_parts.norm(thread, layer, "experts_norm", x, row, scope, ())
 
 
-def joined(
+def add_dense(
     thread: StepEmitter, layer: Words, sums: Value, dense: Value, row: Value, scope: str
 ) -> Value:
     """Return where a row's sum of the outputs of experts and of the dense network is.
@@ -218,7 +218,7 @@ def joined(
     return out
 
 
-def met_experts(
+def routed_experts(
     thread: StepEmitter, layer: Words, num_rows: Value, scope: str, *, shares_tiles: bool
 ) -> None:
     """Take the rows of activations through the experts that they go to; leave their sums.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ridgeline.backends.cpu.kernels import row_parts
 from ridgeline.backends.cpu.kernels.ir import Value
 from ridgeline.backends.cpu.kernels.kernel import Words
-from ridgeline.backends.cpu.kernels.lora import meet, shrink
+from ridgeline.backends.cpu.kernels.lora import adapter_barrier, shrink
 from ridgeline.backends.cpu.kernels.prefetch import next_address, next_share
 from ridgeline.backends.cpu.kernels.step_emitter import StepEmitter
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward
@@ -80,7 +80,7 @@ def _shrink_gated(thread: StepEmitter, layer: Words, rows: tuple[Value, ...]) ->
         source, stride = thread.shared("gated_floats"), sizes.float_stride
     with thread.fn.loop(rows[1], start=rows[0]) as m:
         shrink(thread, layer, ("down",), source + m * stride, m)
-    meet(thread)
+    adapter_barrier(thread)
 
 
 def share_of_matmul(

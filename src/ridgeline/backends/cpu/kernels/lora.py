@@ -120,7 +120,7 @@ def expand(
             )  # fmt: skip
 
 
-def meet(thread: StepEmitter, scope: str = "shared") -> None:
+def adapter_barrier(thread: StepEmitter, scope: str = "shared") -> None:
     """Wait for the other threads if they share ranks and there is any adapter in the step."""
     if thread.sizes.max_lora_rank and (thread.shares_ranks or scope == "shared"):
         with thread.fn.when(thread.args["num_adapted"] > 0):

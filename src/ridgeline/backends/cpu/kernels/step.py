@@ -28,7 +28,7 @@ from ridgeline.backends.cpu.kernels import row_parts
 from ridgeline.backends.cpu.kernels.argmax import head
 from ridgeline.backends.cpu.kernels.attention import ADD_KEY_BIAS, ROPE, SOFTMAX
 from ridgeline.backends.cpu.kernels.clock import TimedFunction, emit_clock
-from ridgeline.backends.cpu.kernels.experts import joined, met_experts, routed
+from ridgeline.backends.cpu.kernels.experts import add_dense, route, routed_experts
 from ridgeline.backends.cpu.kernels.feed_forward import (
     gated_mlp,
     networks,
@@ -41,7 +41,7 @@ from ridgeline.backends.cpu.kernels.inputs import make_inputs
 from ridgeline.backends.cpu.kernels.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.kernels.kernel import Kernel, Words
 from ridgeline.backends.cpu.kernels.latent import COMPRESSED_NORM, expand_latents, latent_rope
-from ridgeline.backends.cpu.kernels.lora import meet, shrink
+from ridgeline.backends.cpu.kernels.lora import adapter_barrier, shrink
 from ridgeline.backends.cpu.kernels.prefetch import prefetch_next_head
 from ridgeline.backends.cpu.kernels.records import scores, weighted_values
 from ridgeline.backends.cpu.kernels.row_parts import add, norm
@@ -202,7 +202,7 @@ def _by_outputs(thread: StepEmitter, scope: str) -> None:
                     thread, layer, "attn_norm", x + m * x_bytes, m, scope, thread.kind.readers[0]
                 )
             thread.barrier(scope)
-            meet(thread, scope)
+            adapter_barrier(thread, scope)
             for matrix, column in thread.qkv():
                 out = thread.shared("qkv") + column
                 share_of_matmul(thread, i, layer, matrix, out, thread.kind.qkv * 4, "in", scope)
@@ -249,7 +249,7 @@ def _attend_heads(thread: StepEmitter, layer: Words, cache: Value, rows: tuple[V
     thread.barrier()
     with fn.loop(num_rows) as m:
         _attended_to_activations(thread, layer, attended + m * (kind.attention * 4), m)
-    meet(thread)
+    adapter_barrier(thread)
 
 
 def _attend_rows(thread: StepEmitter, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
@@ -285,10 +285,10 @@ def _feed_forward(
     if not thread.kind.ffn.size:
         return
     thread.barrier(scope)
-    meet(thread, "local")
+    adapter_barrier(thread, "local")
     own, dense, of_input = networks(thread)
     if own is None:
-        met_experts(thread, layer, thread.args["num_rows"], scope, shares_tiles=True)
+        routed_experts(thread, layer, thread.args["num_rows"], scope, shares_tiles=True)
     for network in (own, dense):
         if network is not None:
             gated_mlp(thread, i, layer, rows, scope, network)
@@ -319,7 +319,7 @@ def _add_made(
     experts, at = thread.kind.ffn.experts, row * (thread.sizes.hidden * 4)
     x_at, made = x + at, (sums if experts else y) + at
     if thread.kind.ffn.dense:
-        made = joined(thread, layer, made, y + at, row, scope)
+        made = add_dense(thread, layer, made, y + at, row, scope)
     row_parts.add(thread, layer, "mlp", x_at, made)
 
 
@@ -442,7 +442,7 @@ def _finish_layer(thread: StepEmitter, layer: Words, low: Value, high: Value) ->
         return
     own, dense, of_input = networks(thread)
     if own is None:
-        met_experts(thread, layer, num_rows, "local", shares_tiles=False)
+        routed_experts(thread, layer, num_rows, "local", shares_tiles=False)
     for network in (own, dense):
         if network is not None:
             whole_mlp(thread, layer, num_rows, network)
@@ -511,7 +511,7 @@ def after_attention(
         group = "dense" if experts and experts.beside else "in"
         norm(thread, layer, "mlp_norm", x, row, scope, readers, group)
     if experts:
-        routed(thread, layer, experts, x, row, scope)
+        route(thread, layer, experts, x, row, scope)
 
 
 def rope(

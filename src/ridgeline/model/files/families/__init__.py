@@ -117,7 +117,7 @@ def model_from_config(
     if arch.tied_embeddings:  # the same once more
         ignored.append(family.outer.get("head", ""))
     prefixes = tuple(family.prefix.format(arch.num_layers + i) for i in range(arch.num_guessing))
-    unread = [name for name in raw if name.startswith((*family.others, *prefixes))]
+    unread = [name for name in raw if name.startswith((*family.ignored_tensors, *prefixes))]
     unread += [name for name in _keys_of_others(arch, family) if name in raw]
     if not arch.has_head and (bias := family.outer.get("head_bias", "")) in raw:
         unread.append(bias)
@@ -161,7 +161,7 @@ def arch_from_config(
     # What the family reads of parts that this model lacks changes nothing.
     config.seen.update(key for reader in family.facts.values() for key in reader.keys)
     require(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
-    refuse_unread_keys(config, HARMLESS_IN_HF | {*family.unused}, CHANGING_IN_HF, note)
+    refuse_unread_keys(config, HARMLESS_IN_HF | {*family.ignored_keys}, CHANGING_IN_HF, note)
     return arch
 
 
@@ -196,7 +196,7 @@ def model_from_gguf(
     config, facts, known = config_of_gguf(meta, family, raw)
     arch = arch_of(config, family, family.read(facts), raw, **known)
     require(meta, {"attention.causal": not arch.is_encoder})
-    refuse_unread_keys(meta, HARMLESS_IN_GGUF | {*family.unused}, CHANGING_IN_GGUF, note)
+    refuse_unread_keys(meta, HARMLESS_IN_GGUF | {*family.ignored_keys}, CHANGING_IN_GGUF, note)
     guessing = tuple(f"blk.{arch.num_layers + i}." for i in range(arch.num_guessing))
     spare = {name for name in raw if guessing and name.startswith(guessing)}
     ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}

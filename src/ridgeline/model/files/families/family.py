@@ -23,7 +23,7 @@ class Family:
             "embed_norm" is a norm of the embedding's rows.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
             What begins with ``../`` stands in the layer before.
-        instead: canonical name within a layer to the name that some files have for it.
+        alternatives: canonical name within a layer to the name that some files have for it.
         prefix: of a layer's tensors; ``{}`` stands for its number.
         facts: "mixer", "latent" (see ``model.shape.latent``), "recurrent", "ffn", "shared" (the
             expert of all tokens), "beside" (the network beside experts), "dense" (that of the first
@@ -46,12 +46,12 @@ class Family:
         norm_offset: norm weights lack this number.
         plain_norms: norms over the residual stream have no weights in the file: all are 1.
         plain_head_norms: norms of queries and keys have none either, and stand where these turn.
-        lacks_root: canonical names within a layer whose values lack a division by the square root
-            of the hidden size.
+        scaled_by_sqrt_hidden: canonical names within a layer whose values lack a division by the
+            square root of the hidden size.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
-        beside: it stands beside attention instead, in every layer.
-        by_halves: each layer of a file is half of one of ours: see ``halves``.
+        parallel_mixer: it stands beside attention instead, in every layer.
+        layers_are_halves: each layer of a file is half of one of ours: see ``halves``.
         attention_layers: the key of their numbers, or of a number that says that one in this many
             has attention (else ``pattern``), where the config has no ``layer_types``.
         decays: of each head that keeps a state the file has minus the exponential of "a_log".
@@ -66,11 +66,11 @@ class Family:
         defaults: values of keys that a config may leave out.
         aliases: the family's names of keys that all others call alike.
         buffers: suffixes of names of tensors that hold no weights.
-        others: prefixes of names of tensors that are not used.
-        refuse: keys that change what a model computes, and that are refused if they are set. What
-            they change of sizes is read all the same, for counting.
-        unused: keys that stand in files of the family and that no model of it goes by.
-        must: keys that have no other value, if they are there.
+        ignored_tensors: prefixes of names of tensors that are not used.
+        refused_keys: keys that change what a model computes, and that are refused if they are set.
+            What they change of sizes is read all the same, for counting.
+        ignored_keys: keys that stand in files of the family and that no model of it goes by.
+        required: keys that have no other value, if they are there.
         first_norms: where the first layer's norms stand, if elsewhere than the others'.
         wide_scale_layers: numbers of layers of models whose scores are divided by the root of the
             hidden size over the heads, not of a head's channels; their files do not say it.
@@ -93,11 +93,11 @@ class Family:
     norm_offset: float = 0.0
     plain_norms: bool = False
     plain_head_norms: bool = False
-    lacks_root: tuple[str, ...] = ()
+    scaled_by_sqrt_hidden: tuple[str, ...] = ()
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
-    beside: bool = False
-    by_halves: bool = False
+    parallel_mixer: bool = False
+    layers_are_halves: bool = False
     attention_layers: str = ""
     decays: bool = False
     has_experts: bool = False
@@ -105,20 +105,20 @@ class Family:
     experts_turned: bool = False
     spare_positions: int = 0
     num_segments: int = 1
-    instead: Mapping[str, str] = field(default_factory=dict)
+    alternatives: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
     heads_inside: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    refuse: tuple[str, ...] = ()
+    ignored_tensors: tuple[str, ...] = ()
+    refused_keys: tuple[str, ...] = ()
     first_norms: Literal["", "before mlp"] = ""
     wide_scale_layers: tuple[int, ...] = ()
     dense_layers: str = ""
     experts_every: str = ""
-    unused: tuple[str, ...] = ()
-    must: Mapping[str, Any] = field(default_factory=dict)
+    ignored_keys: tuple[str, ...] = ()
+    required: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_attention(self) -> bool:
@@ -136,7 +136,7 @@ class Family:
 
     def has_some(self, fact: str) -> bool:
         """Return whether models that run may have a part of this name."""
-        return fact in self.facts and not set(self.facts[fact].keys) & {*self.refuse}
+        return fact in self.facts and not set(self.facts[fact].keys) & {*self.refused_keys}
 
     def read(self, facts: ConfigReader) -> Parts:
         """Return the facts of all parts, such as "mixer"; those of the model by the name ""."""

@@ -86,7 +86,7 @@ def config_of_gguf(meta: ConfigReader, family: Family, raw: Mapping[str, Tensor]
         "max_position_embeddings": context if family.has_attention else min(context, NO_LIMIT),
     }
     facts = meta
-    if family.by_halves:
+    if family.layers_are_halves:
         facts, said["layers_block_type"] = _halves(meta, family, num_layers)
     elif any(name.startswith("latent.") for name in family.facts):
         said["qk_rope_head_dim"] = meta.integer("rope.dimension_count")
@@ -165,7 +165,7 @@ def _add_attention(
     check_sharing(meta, num_heads, kv_heads)
     if family.attention_layers:
         said[family.attention_layers] = meta.get(family.attention_layers)
-    elif family.recurrent and not family.beside:
+    elif family.recurrent and not family.parallel_mixer:
         kinds = ["full" if number else "recurrent" for number in kv_heads]
     elif 0 in kv_heads:
         meta.fail(f"{meta.name(_KV_HEADS)} has layers without attention")

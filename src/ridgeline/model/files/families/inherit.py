@@ -15,13 +15,16 @@ from ridgeline.model.files.families.family import Family
 from ridgeline.model.files.families.fields import FieldReader, const
 
 Changes = Mapping[str, Any]
-_NAMES = ("outer", "layer", "instead")
-_LISTS = ("unused", "refuse", "others", "buffers", "rope_keys", "lacks_root")
+_NAMES = ("outer", "layer", "alternatives")
+_LISTS = (
+    "ignored_keys", "refused_keys", "ignored_tensors", "buffers", "rope_keys",
+    "scaled_by_sqrt_hidden",
+)  # fmt: skip
 # What is so of a family in whichever file.
 _IN_ALL_FILES = (
     "windows", "pattern", "full_first", "heads_by_layer", "plain_norms", "plain_head_norms",
-    "lacks_root", "interleaved", "recurrent", "beside", "by_halves", "has_experts", "num_segments",
-    "first_norms",
+    "scaled_by_sqrt_hidden", "interleaved", "recurrent", "parallel_mixer", "layers_are_halves",
+    "has_experts", "num_segments", "first_norms",
 )  # fmt: skip
 _ROPES_IN_ALL_FILES = ("full", "no_rope_layers")
 
@@ -188,7 +191,7 @@ def _half_of_gguf(fields: Changes) -> dict[str, Any]:
     half["ropes"] = {k: v for k, v in fields.get("ropes", {}).items() if k in _ROPES_IN_ALL_FILES}
     match fields.get("windows"):
         case "switch" | "switch of all":  # a converter copies a window that is switched off
-            half |= {"windows": "none", "unused": ("attention.sliding_window",)}
+            half |= {"windows": "none", "ignored_keys": ("attention.sliding_window",)}
         case "all":
             half["default_window"] = 0
     if Family(**fields).fused_qkv:  # one tensor here is one tensor there
@@ -197,7 +200,7 @@ def _half_of_gguf(fields: Changes) -> dict[str, Any]:
         half["layer"] |= _spelt(gguf.EXPERTS)
     if _first_are_dense(fields):
         half["dense_layers"] = "leading_dense_block_count"
-        half["instead"] = _spelt(gguf.DENSE)
+        half["alternatives"] = _spelt(gguf.DENSE)
     half["decays"] = fields.get("recurrent", "conv") != "conv"
     return half
 
@@ -234,5 +237,5 @@ def _in_gguf(fields: Changes) -> Family:
     read = {key for reader in family.facts.values() for key in reader.keys} | {*family.rope_keys}
     if family.windows == "pattern":
         read.add("attention.sliding_window_pattern")
-    refuse = (*family.refuse, *(key for key in gguf.OF_SOME if key not in read))
-    return replace(family, refuse=refuse)
+    refuse = (*family.refused_keys, *(key for key in gguf.OF_SOME if key not in read))
+    return replace(family, refused_keys=refuse)

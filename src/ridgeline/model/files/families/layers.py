@@ -20,7 +20,7 @@ from ridgeline.model.shape.recurrent import Conv, Delta, Recurrent, Ssm
 
 _MAX_LAYERS = 4096
 NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no length
-GUESSING = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _MIXERS = {"conv": Conv, "delta": Delta, "ssm": Ssm}
 _LETTERS = {"M": "recurrent", "*": "full", "-": "dense", "E": "experts"}
 _NAMES = {
@@ -70,7 +70,7 @@ def _layers_from_config(
     config: ConfigReader, family: Family, parts: Parts
 ) -> tuple[tuple[Layer, ...], int]:
     """Return the layers that a config describes, and the context length in tokens."""
-    if family.by_halves:
+    if family.layers_are_halves:
         halves = _of_halves(config, family, parts, _halves_of_config(config))
         return halves, config.integer("max_position_embeddings", NO_LIMIT)
     num_layers = count_layers(config, "num_hidden_layers")
@@ -158,7 +158,7 @@ def _layers(config: ConfigReader, family: Family, parts: Parts, known: LayerKind
             mixer = mixer if turns else replace(mixer, rope=None)
             if mixer.norm_turned and not (mixer.rope and mixer.qk_norm):  # it stands behind rope
                 mixer = replace(mixer, qk_norm="", norm_turned=False)
-        beside = _recurrent(config, family, parts) if family.beside else None
+        beside = _recurrent(config, family, parts) if family.parallel_mixer else None
         layers.append(Layer(mixer, ffn, beside=beside, **parts["layer"]))
     if family.first_norms:
         layers[0] = replace(layers[0], norms=family.first_norms)
@@ -224,7 +224,7 @@ def _num_guessing(config: ConfigReader) -> int:
     Raises ModelFileError for a number that no model has.
     """
     said = replace(config, seen=set())  # not every family may have them
-    return max(count_layers(said, key, 0) for key in GUESSING)
+    return max(count_layers(said, key, 0) for key in MTP_KEYS)
 
 
 def _no_rope_layers(

@@ -172,7 +172,7 @@ def _without_head(family: Family) -> Family:
     facts = {**family.facts, "tied_embeddings": const(True), "has_head": const(False)}
     if family.has_attention:
         facts["mixer.causal"] = flag("is_causal", default=True)
-    return replace(family, facts=facts, unused=(*family.unused, "tie_word_embeddings"))
+    return replace(family, facts=facts, ignored_keys=(*family.ignored_keys, "tie_word_embeddings"))
 
 
 def _has_expert_halves(values: Any) -> bool:
@@ -221,11 +221,11 @@ def _keys_of(families: Iterable[Family], counted: Iterable[Family] = ()) -> froz
 
     Of families that are only ``counted`` those too that change no size.
     """
-    found = {key for one in counted for key in one.unused}
+    found = {key for one in counted for key in one.ignored_keys}
     aliases: dict[str, str] = {}
     for one in (*families, *counted):
         found.update(*(reader.keys for reader in one.facts.values()))
-        found |= {*one.refuse, *one.must, *one.rope_keys}
+        found |= {*one.refused_keys, *one.required, *one.rope_keys}
         found |= {one.attention_layers, one.dense_layers, one.experts_every}
         aliases |= one.aliases
     return frozenset(found | {key for key, usual in aliases.items() if usual in found}) - {""}

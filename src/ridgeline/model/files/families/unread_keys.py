@@ -53,11 +53,11 @@ def refuse_keys(config: ConfigReader, family: Family, *more: str) -> None:
 
     Raises ModelFileError that names the first.
     """
-    for key in (*family.refuse, *more):
+    for key in (*family.refused_keys, *more):
         value = config.get(key)
         if isinstance(value, np.ndarray) or value:  # an array has no truth value of its own
             config.fail(f"{config.prefix}{key} is set, which is not supported")
-    require(config, family.must)
+    require(config, family.required)
     _refuse_ropes_of_others(config, family.rope_keys)
 
 

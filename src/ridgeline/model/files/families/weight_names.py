@@ -80,7 +80,7 @@ def bind(
             if name.endswith("norm"):
                 tensors[name] = _raised(tensors[name], family.norm_offset)
     for name in tensors:
-        if name.endswith(family.lacks_root):
+        if name.endswith(family.scaled_by_sqrt_hidden):
             tensors[name] = _divided(tensors[name], arch.hidden_size**0.5)
     return {name: tensors[name] for name in shapes}
 
@@ -100,7 +100,7 @@ def names_in_file(arch: ModelArch, family: Family, raw: Container[str]) -> dict[
             in_file = family.layer[part]
             if in_file.startswith(_BEFORE):
                 number, in_file = number - 1, in_file.removeprefix(_BEFORE)
-            prefix, instead = family.prefix.format(number), family.instead.get(part, "")
+            prefix, instead = family.prefix.format(number), family.alternatives.get(part, "")
             in_file = prefix + (instead if prefix + instead in raw else in_file)
         stacked.setdefault(in_file, []).append(name)
     return stacked
@@ -108,7 +108,7 @@ def names_in_file(arch: ModelArch, family: Family, raw: Container[str]) -> dict[
 
 def number_in_file(arch: ModelArch, family: Family, index: int, part: str) -> int:
     """Return the number of the layer of a file that has a part of our layer ``index``."""
-    if not family.by_halves:
+    if not family.layers_are_halves:
         return index
     layer = arch.layers[index]
     before = sum(2 if one.ffn.size else 1 for one in arch.layers[:index])
@@ -147,7 +147,7 @@ def _with_turned_keys(
     """
     found = dict(raw)
     for i, layer in enumerate(arch.layers):
-        name = family.prefix.format(i) + family.instead.get("k_b", "")
+        name = family.prefix.format(i) + family.alternatives.get("k_b", "")
         tensor = raw.get(name)
         if layer.attention is None or layer.attention.latent is None or tensor is None:
             continue

@@ -49,7 +49,7 @@ class Entry(NamedTuple):
 def fetch(
     name: HubName,
     directory: Path,
-    room_bytes: int,
+    budget_bytes: int,
     announce: Callable[[str], None],
     progress: Progress | None = None,
 ) -> Path:
@@ -60,7 +60,7 @@ def fetch(
     Args:
         name: repository, and which file of it.
         directory: where models are kept; created when missing.
-        room_bytes: memory that is free: decides which quantisation to take if none is named.
+        budget_bytes: memory that is free: decides which quantisation to take if none is named.
         announce: told in a line what is taken, before it is fetched.
         progress: called with (bytes so far, bytes in all).
 
@@ -72,10 +72,10 @@ def fetch(
     target = directory / name.folder
     with only_one(target):
         revision, files = files_of(name)
-        wanted, path, why = wanted_of(name, files, room_bytes)
+        wanted, path, why = wanted_of(name, files, budget_bytes)
         total = sum(files[file].size for file in wanted)
         needed = needed_bytes(total)
-        free = "" if why else f", and {gb(room_bytes)} is free"
+        free = "" if why else f", and {gb(budget_bytes)} is free"
         announce(
             f"{name.folder}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch; to "
             f"run it needs about {gb(needed)} of memory{free}"
@@ -118,7 +118,7 @@ def files_of(name: HubName) -> tuple[str, dict[str, Entry]]:
 
 
 def wanted_of(
-    name: HubName, files: Mapping[str, Entry], room_bytes: int
+    name: HubName, files: Mapping[str, Entry], budget_bytes: int
 ) -> tuple[list[str], str, str]:
     """Return which files to fetch, the first of a GGUF model (empty for a directory), and why.
 
@@ -135,7 +135,7 @@ def wanted_of(
     has_safetensors = any(file.endswith(".safetensors") for file in directory)
     if has_safetensors and not name.tag:
         needed = needed_bytes(sum(files[file].size for file in directory))
-        fitting = _that_fits(models, room_bytes) if needed > room_bytes else None
+        fitting = _that_fits(models, budget_bytes) if needed > budget_bytes else None
         if fitting is None:
             return directory, "", ""
         model, why = fitting
@@ -150,23 +150,23 @@ def wanted_of(
             "repository"
         )
     try:
-        model, why = pick(models, name.tag, room_bytes)
+        model, why = pick(models, name.tag, budget_bytes)
     except ValueError as error:
         raise ValueError(f"{name.repo}: {error}") from error
     return list(model.files), model.files[0], why
 
 
-def _that_fits(models: Sequence[GgufModel], room_bytes: int) -> tuple[GgufModel, str] | None:
+def _that_fits(models: Sequence[GgufModel], budget_bytes: int) -> tuple[GgufModel, str] | None:
     """Return the best of ``models`` that fits into memory, and why; None if there is none."""
     try:
-        model, why = pick(models, "", room_bytes) if models else (None, "")
+        model, why = pick(models, "", budget_bytes) if models else (None, "")
     except ValueError:  # all are too large
         return None
-    if model is None or model.needed_bytes > room_bytes:  # an only one is taken unasked
+    if model is None or model.needed_bytes > budget_bytes:  # an only one is taken unasked
         return None
     return (
         model,
-        why or f"{model.tag} ({gb(model.size)}) fits {gb(room_bytes)} of free memory",
+        why or f"{model.tag} ({gb(model.size)}) fits {gb(budget_bytes)} of free memory",
     )
 
 

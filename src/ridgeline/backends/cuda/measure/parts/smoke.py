@@ -81,7 +81,7 @@ def _model(part: Part, name: str, dtype: str) -> None:
     setup = replace(setup, num_states=_NUM_STATES, max_lora_rank=_RANK)
     # Filling the device means: probe a step and graphs, and make blocks of the rest.
     fills = not part.is_tiny and name == "tiny" and dtype == part.dtype_name
-    filling, on_cpu = replace(setup, fills_device=fills), part.ops if part.is_tiny else None
+    filling, on_cpu = replace(setup, uses_all_memory=fills), part.ops if part.is_tiny else None
     ours = load_runner(checkpoint, filling, BackendContext(Path.cwd), on_cpu)
     what = f"{name} {dtype}"
     part.say(f"{what} loaded", num_blocks=ours.num_blocks, ok=ours.num_blocks >= _NUM_BLOCKS)
@@ -172,7 +172,7 @@ def _memory(part: Part, model: _Model) -> None:
     named = sum(one.num_bytes for one in held.values() if one.device)
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     used = total_bytes - free_bytes
-    left = devices.room_bytes()
+    left = devices.budget_bytes()
     ok = abs(named - used) <= _MEMORY_ERROR * used
     lines = {name: one.num_bytes for name, one in held.items() if one.device}
     part.say(what, named_bytes=named, used_bytes=used, left_bytes=left, lines=lines, ok=ok)

@@ -114,9 +114,9 @@ ROWS = (
         types="qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
         hf="Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration",
         gguf="qwen2vl",
-        unused=OF_OTHER_HALVES,
-        others="visual.",
-        in_gguf={"unused": "rope.dimension_sections"},  # of pictures; of text all are alike
+        ignored_keys=OF_OTHER_HALVES,
+        ignored_tensors="visual.",
+        in_gguf={"ignored_keys": "rope.dimension_sections"},  # of pictures; of text all are alike
     ),
     row(
         "qwen3",
@@ -134,7 +134,7 @@ ROWS = (
         gguf="qwen3vl",
         windows="none",
         in_gguf={
-            "unused": "attention.sliding_window n_deepstack_layers rope.dimension_sections",
+            "ignored_keys": "attention.sliding_window n_deepstack_layers rope.dimension_sections",
         },
     ),
     row(
@@ -145,7 +145,7 @@ ROWS = (
         ropes={"no_rope_layers": "none"},
         defaults={"rope_theta": 2e6},
         # Which layers a window is of, transformers says in two ways that differ.
-        refuse="mlp_bias sliding_window use_sliding_window",
+        refused_keys="mlp_bias sliding_window use_sliding_window",
         in_gguf=_TURNED,
     ),
     row(
@@ -160,7 +160,7 @@ ROWS = (
             "logit_scale": inverse("logits_scaling", default=1.0),
             "mixer.scale": number("attention_multiplier", default=1.0),
         },
-        refuse="mlp_bias",
+        refused_keys="mlp_bias",
         in_gguf=_TURNED
         | {
             "facts": {
@@ -170,7 +170,7 @@ ROWS = (
                 "mixer.scale": number("attention.scale", default=1.0),
             },
             # Granite 4's files say them also of models of attention and an MLP alone.
-            "unused": "expert_shared_feed_forward_length ssm.conv_kernel ssm.group_count "
+            "ignored_keys": "expert_shared_feed_forward_length ssm.conv_kernel ssm.group_count "
             "ssm.inner_size ssm.state_size ssm.time_step_rank",
         },
     ),
@@ -180,11 +180,11 @@ ROWS = (
         gguf="olmo",
         facts=BIASES | LAYER_NORM | {"norm_eps": 1e-5},
         plain_norms=True,
-        refuse="clip_qkv",
+        refused_keys="clip_qkv",
         in_gguf=_TURNED
         | {
             "facts": {"norm_eps": number("attention.layer_norm_epsilon")},
-            "refuse": "attention.clamp_kqv",
+            "refused_keys": "attention.clamp_kqv",
         },
     ),
     row(
@@ -213,7 +213,7 @@ ROWS = (
         facts={"mixer.qkv_bias": None, "mixer.o_bias": None} | HEAD_NORM,
         ropes={"sliding": None, "full": "none beside windows"},
         defaults={"rope_theta": None},
-        unused="sliding_window_pattern",  # letters, beside layer_types, which say it
+        ignored_keys="sliding_window_pattern",  # letters, beside layer_types, which say it
         in_gguf={"ropes": {"sliding": None}},
     ),
     row(
@@ -226,8 +226,8 @@ ROWS = (
             "mixer.qkv_bias": flag("attention_bias", default=True),
             "mixer.o_bias": flag("attention_out_bias"),
         },
-        refuse="mlp_bias",
-        unused="residual_dropout",
+        refused_keys="mlp_bias",
+        ignored_keys="residual_dropout",
         in_gguf={"layer": {"mlp_norm": "post_attention_norm."}},
     ),
     row(
@@ -253,10 +253,10 @@ ROWS = (
         facts=BIASES | HEAD_NORM | {"mixer.norm_turned": True},
         rope_keys="alpha",
         # Tokens of pictures and of other tasks, and what is said of parts that are switched off.
-        unused="attention_head_dim cla_share_factor dense_list eod_token_id im_end_id "
+        ignored_keys="attention_head_dim cla_share_factor dense_list eod_token_id im_end_id "
         "im_newline_id im_start_id mask_init_id norm_type num_media_embeds org_vocab_size pad_id "
         "pool_type text_end_id text_start_id video_end_id video_start_id",
-        must={
+        required={
             "add_classification_head": False,
             "num_experts": 1,
             "position_embedding_xdrope": False,
@@ -271,7 +271,7 @@ ROWS = (
         hf="ArceeForCausalLM",
         gguf="arcee",
         facts=BIASES | MLP_BIAS | {"ffn.gated": False} | activation("hidden_act", default="relu2"),
-        refuse="mlp_bias",
+        refused_keys="mlp_bias",
         in_gguf=_TURNED,
     ),
     row(
@@ -290,7 +290,7 @@ ROWS = (
         in_gguf={
             "layer": {"gate": "ffn_up."},
             "facts": {"mixer.qkv_bias": True},
-            "instead": QKV,  # of files with the model's own names
+            "alternatives": QKV,  # of files with the model's own names
         },
     ),
     row(

@@ -73,8 +73,12 @@ ROWS = (
         prefix="encoder.layer.{}.",
         ropes={"full": "none"},
         buffers="pooler.dense.weight pooler.dense.bias",  # for a task that is no vector
-        unused=_UNUSED,
-        must={"position_embedding_type": "absolute", "is_decoder": False, "directionality": "bidi"},
+        ignored_keys=_UNUSED,
+        required={
+            "position_embedding_type": "absolute",
+            "is_decoder": False,
+            "directionality": "bidi",
+        },
         in_gguf={"outer": {"norm": "blk.{}.layer_output_norm."}, "layer": _NORMS_IN_GGUF},
     ),
     row(
@@ -93,7 +97,7 @@ ROWS = (
         like="bert",
         hf="XLMRobertaModel",
         facts={"position_offset": 2},  # behind that of the padding
-        must={"pad_token_id": 1},
+        required={"pad_token_id": 1},
     ),
     row("roberta", like="xlm-roberta", hf="RobertaModel"),
     row(
@@ -120,7 +124,7 @@ ROWS = (
             "mlp_norm": "attention.LayerNorm.",
         },
         facts={"mixer.bias_buckets": integer("relative_attention_num_buckets", default=32)},
-        must={"relative_attention_num_buckets": 32},
+        required={"relative_attention_num_buckets": 32},
     ),
     row(  # half of BERT's layers, and one type of tokens (Sanh et al., 2019)
         "distilbert",
@@ -147,7 +151,7 @@ ROWS = (
             "n_layers": "num_hidden_layers",
         },
         # Of training; and that positions began as sines, which the file has as numbers.
-        unused="qa_dropout seq_classif_dropout sinusoidal_pos_embds tie_weights_ "
+        ignored_keys="qa_dropout seq_classif_dropout sinusoidal_pos_embds tie_weights_ "
         "tie_word_embeddings output_past",
     ),
     row(  # rope, gates, and no bias but the norms' (Nussbaum et al., 2024)
@@ -190,10 +194,10 @@ ROWS = (
             "activation_function": "hidden_act",
         },
         defaults={"rope_theta": 1000.0},
-        refuse="rotary_scaling_factor rotary_emb_scale_base",
-        unused=f"{_UNUSED} dense_seq_output fused_bias_fc fused_dropout_add_ln n_positions "
+        refused_keys="rotary_scaling_factor rotary_emb_scale_base",
+        ignored_keys=f"{_UNUSED} dense_seq_output fused_bias_fc fused_dropout_add_ln n_positions "
         "pad_vocab_size_multiple reorder_and_upcast_attn use_flash_attn use_xentropy",
-        must={
+        required={
             "is_decoder": False,
             "causal": False,
             "prenorm": False,
@@ -254,12 +258,12 @@ ROWS = (
             "local_attention": "sliding_window",
         },
         defaults={"rope_theta": 160_000.0},
-        unused="classifier_activation classifier_bias classifier_pooling cls_token_id "
+        ignored_keys="classifier_activation classifier_bias classifier_pooling cls_token_id "
         "decoder_bias deterministic_flash_attn embedding_dropout gradient_checkpointing "
         "initializer_cutoff_factor layer_norm_eps mlp_dropout position_embedding_type "
         "reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction "
         "sliding_window_pattern local_rope_theta rope_theta tie_word_embeddings",
-        must={"norm_bias": False, "attention_bias": False, "mlp_bias": False},
+        required={"norm_bias": False, "attention_bias": False, "mlp_bias": False},
         in_gguf={
             "layer": {"gate": "ffn_up."},
             "facts": {
@@ -282,11 +286,11 @@ ROWS = (
             "pooling": either("use_bidirectional_attention", yes="mean", no=""),
             "mixer.causal": unless("use_bidirectional_attention"),
         },
-        refuse="-use_bidirectional_attention",
-        unused="_sliding_window_pattern tie_word_embeddings",
+        refused_keys="-use_bidirectional_attention",
+        ignored_keys="_sliding_window_pattern tie_word_embeddings",
         in_gguf={
             "facts": {"pooling": "mean", "mixer.causal": False},
-            "unused": "dense_2_feat_in dense_2_feat_out dense_3_feat_in dense_3_feat_out",
+            "ignored_keys": "dense_2_feat_in dense_2_feat_out dense_3_feat_in dense_3_feat_out",
         },
     ),
 )

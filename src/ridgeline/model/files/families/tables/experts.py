@@ -68,8 +68,8 @@ ROWS = (
         windows="all",
         has_experts=True,
         defaults={"rope_theta": 1e6},
-        unused="input_jitter_noise",  # for training
-        must={"num_experts_per_tok": 2},
+        ignored_keys="input_jitter_noise",  # for training
+        required={"num_experts_per_tok": 2},
         in_gguf={
             "facts": {
                 "norm_eps": number("attention.layer_norm_rms_epsilon"),
@@ -77,7 +77,7 @@ ROWS = (
                 "ffn.size": integer("feed_forward_length"),
                 "ffn.jitter": 0.01,  # which files do not say
             },
-            "must": {"expert_used_count": 2},
+            "required": {"expert_used_count": 2},
         },
     ),
     row(
@@ -87,7 +87,7 @@ ROWS = (
         layer=EXPERTS,
         facts=BIASES | SPARSE | {"mixer.qk_norm": "width"},
         has_experts=True,
-        refuse="clip_qkv",
+        refused_keys="clip_qkv",
         in_gguf={"facts": {"ffn.normalised": False}},
     ),
     row(
@@ -107,10 +107,10 @@ ROWS = (
         windows="switch of all",
         default_window=4096,
         has_experts=True,
-        instead=DENSE,
+        alternatives=DENSE,
         dense_layers="mlp_only_layers",
         experts_every="decoder_sparse_step",
-        in_gguf={"unused": "n_deepstack_layers rope.dimension_sections"},  # of pictures
+        in_gguf={"ignored_keys": "n_deepstack_layers rope.dimension_sections"},  # of pictures
     ),
     row(
         "qwen2_moe",
@@ -198,8 +198,8 @@ ROWS = (
                 "truncate": False,
             },
         },
-        unused="experts_per_token initial_context_length",
-        must={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+        ignored_keys="experts_per_token initial_context_length",
+        required={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
         in_gguf={
             "layer": {"mlp_norm": "post_attention_norm."},
             # As published ("truncate": false); GGUF has no key for it, and llama.cpp truncates.
@@ -227,7 +227,7 @@ ROWS = (
             "dense.size": integer("intermediate_size"),
         },
         has_experts=True,
-        instead=DENSE,
+        alternatives=DENSE,
         dense_layers="first_k_dense_replace",
         in_gguf={
             "facts": {
@@ -266,17 +266,17 @@ ROWS = (
             "q_lora_rank": 1536,
             "routed_scaling_factor": 2.5,
         },
-        refuse="attention_bias mlp_bias",
+        refused_keys="attention_bias mlp_bias",
         # How experts were spread and balanced in training, and layers that guess tokens ahead.
-        unused="aux_loss_alpha ep_size num_nextn_predict_layers qk_head_dim seq_aux",
-        must={
+        ignored_keys="aux_loss_alpha ep_size num_nextn_predict_layers qk_head_dim seq_aux",
+        required={
             "moe_layer_freq": 1,
             "rope_interleave": True,
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",
         },
         in_gguf={  # of V2 too
-            "instead": {"k_b": "attn_k_b.", "v_b": "attn_v_b."},
+            "alternatives": {"k_b": "attn_k_b.", "v_b": "attn_v_b."},
             "facts": {
                 # Newer files call the latent a key, and the lengths before it is absorbed "mla".
                 "mixer.head_dim": integer("attention.key_length_mla", "attention.key_length"),
@@ -286,7 +286,7 @@ ROWS = (
                 ),
             },
             "rope_keys": "rope.scaling.yarn_log_multiplier",
-            "unused": "attention.head_count_kv attention.key_length attention.value_length",
+            "ignored_keys": "attention.head_count_kv attention.key_length attention.value_length",
         },
     ),
     row(
@@ -310,7 +310,7 @@ ROWS = (
             "n_shared_experts": 2,
             "routed_scaling_factor": 1.0,
         },
-        must={
+        required={
             "norm_topk_prob": False,
             "rope_interleave": None,
             "scoring_func": "softmax",
@@ -332,11 +332,11 @@ ROWS = (
             "n_shared_experts": 1,
             "partial_rotary_factor": 0.5,
         },
-        unused="num_nextn_predict_layers",
+        ignored_keys="num_nextn_predict_layers",
         in_gguf={
             "layer": {"mlp_norm": "post_attention_norm."},
             "facts": {"mixer.qk_norm": has("blk.0.attn_q_norm.weight", yes="head", no="")},
-            "unused": "rope.dimension_sections",  # of pictures; of text all are alike
+            "ignored_keys": "rope.dimension_sections",  # of pictures; of text all are alike
         },
     ),
     row(
@@ -356,8 +356,8 @@ ROWS = (
         },
         windows="switch",
         defaults={"max_window_layers": 62, "sliding_window": 4096, "use_sliding_window": True},
-        unused="aux_loss_alpha ep_size seq_aux",
-        must={"moe_layer_freq": 1, "topk_method": "noaux_tc"},
+        ignored_keys="aux_loss_alpha ep_size seq_aux",
+        required={"moe_layer_freq": 1, "topk_method": "noaux_tc"},
     ),
     row(
         "ernie4_5_moe",
@@ -384,10 +384,10 @@ ROWS = (
             "moe_layer_start_index": 1,
             "moe_num_shared_experts": 2,
         },
-        others="model.mtp_",
+        ignored_tensors="model.mtp_",
         # How experts were filled in training, and layers that guess ahead.
-        unused="moe_capacity num_nextn_predict_layers",
-        must={
+        ignored_keys="moe_capacity num_nextn_predict_layers",
+        required={
             "moe_gate": "topk",
             "moe_layer_interval": 1,
             "moe_norm_min": 1e-12,  # below every sum of weights, so no sum is raised to it
@@ -401,8 +401,8 @@ ROWS = (
                 "ffn.num_groups": integer("expert_group_count", default=1),
                 "ffn.groups_met": integer("expert_group_used_count", default=1),
             },
-            "unused": "expert_shared_feed_forward_length",  # made of other numbers than the width
-            "must": {"interleave_moe_layer_step": 1},
+            "ignored_keys": "expert_shared_feed_forward_length",  # of other numbers than the width
+            "required": {"interleave_moe_layer_step": 1},
         },
     ),
     row(
@@ -423,11 +423,11 @@ ROWS = (
         has_experts=True,
         rope_keys=PARTIAL,
         defaults={"rope_theta": 5_000_000.0},
-        refuse="shared_intermediate_size",
+        refused_keys="shared_intermediate_size",
         # Layers that guess ahead, which layers see everything (all do), and parts of older models.
-        unused="attn_type_list mlp_intermediate_size mtp_transformer_layers num_mtp_modules "
+        ignored_keys="attn_type_list mlp_intermediate_size mtp_transformer_layers num_mtp_modules "
         "shared_moe_mode use_mtp",
-        must={
+        required={
             "layernorm_full_attention_beta": 1.0,
             "layernorm_linear_attention_beta": 1.0,
             "layernorm_mlp_beta": 1.0,
@@ -436,7 +436,7 @@ ROWS = (
             "use_qk_norm": True,
             "use_routing_bias": True,
         },
-        in_gguf={"facts": {"shared.size": None}, "must": {"expert_gating_func": 2}},
+        in_gguf={"facts": {"shared.size": None}, "required": {"expert_gating_func": 2}},
     ),
     row(
         # Three layers in four turn queries and keys, norm them without weights, and see chunks of
@@ -471,11 +471,11 @@ ROWS = (
         plain_head_norms=True,
         has_experts=True,
         experts_turned=True,
-        instead=gated("feed_forward"),
+        alternatives=gated("feed_forward"),
         dense_layers="mlp_only_layers",  # which no file has
         experts_every="interleave_moe_layer_step",
         defaults={"rope_theta": 500_000.0},
-        unused="attn_scale attn_temperature_tuning for_llm_compressor intermediate_size_mlp",
+        ignored_keys="attn_scale attn_temperature_tuning for_llm_compressor intermediate_size_mlp",
         in_gguf={
             "facts": {
                 # As in llama.cpp: Scout's queries and keys are normed, Maverick's are not.
@@ -485,10 +485,10 @@ ROWS = (
                 "chunk.size": integer("attention.chunk_size", default=8192),
                 "chunk.grows_at": 8192,
             },
-            "instead": DENSE_IN_GGUF,
+            "alternatives": DENSE_IN_GGUF,
             "dense_layers": "mlp_only_layers",
             "experts_every": "interleave_moe_layer_step",
-            "must": {"expert_gating_func": 2},
+            "required": {"expert_gating_func": 2},
         },
     ),
 )

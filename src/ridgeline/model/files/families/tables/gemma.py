@@ -44,8 +44,8 @@ ROWS = (
             ),
         },
         norm_offset=1.0,
-        unused="hidden_activation",  # beside hidden_act
-        refuse="use_bidirectional_attention",
+        ignored_keys="hidden_activation",  # beside hidden_act
+        refused_keys="use_bidirectional_attention",
         in_gguf={"facts": {"embed_scale": power("embedding_length", exponent=0.5)}},
     ),
     row(
@@ -64,7 +64,7 @@ ROWS = (
         windows="pattern",
         default_window=4096,
         pattern=2,
-        unused="hidden_act sliding_window_size",  # other keys say it
+        ignored_keys="hidden_act sliding_window_size",  # other keys say it
         in_gguf={
             "facts": {
                 "logit_softcap": number("final_logit_softcapping", default=30.0),
@@ -89,7 +89,7 @@ ROWS = (
         pattern=6,
         ropes={"sliding": "rope_local_base_freq"},
         defaults={"rope_theta": 1e6},
-        refuse="attn_logit_softcapping final_logit_softcapping",
+        refused_keys="attn_logit_softcapping final_logit_softcapping",
         text_defaults={
             "vocab_size": 262_208,
             "num_attention_heads": 8,
@@ -153,9 +153,9 @@ ROWS = (
                 },
             },
         },
-        unused="num_experts top_k_experts moe_intermediate_size",
+        ignored_keys="num_experts top_k_experts moe_intermediate_size",
         # Pictures alone see what follows them: a text is causal.
-        must={"use_bidirectional_attention": "vision", "enable_moe_block": False},
+        required={"use_bidirectional_attention": "vision", "enable_moe_block": False},
         in_gguf={
             "facts": {
                 "embed_scale": power("embedding_length", exponent=0.5),
@@ -199,8 +199,8 @@ ROWS = (
             "beside.activation": _ACTIVATION["ffn.activation"],
         },
         has_experts=True,
-        lacks_root="router_norm",
-        must={"enable_moe_block": True},
+        scaled_by_sqrt_hidden="router_norm",
+        required={"enable_moe_block": True},
         in_gguf={
             "layer": {
                 "router_norm": "ffn_gate_inp.scale",
@@ -213,7 +213,7 @@ ROWS = (
                 "beside_down": "ffn_down.",
                 "gate up": "ffn_gate_up_exps.",
             },
-            "instead": {"gate": "ffn_gate_exps.", "up": "ffn_up_exps."},
+            "alternatives": {"gate": "ffn_gate_exps.", "up": "ffn_up_exps."},
         },
     ),
 )

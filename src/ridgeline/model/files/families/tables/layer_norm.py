@@ -47,9 +47,9 @@ ROWS = (
         },
         rope_keys=PARTIAL,
         defaults={"partial_rotary_factor": 0.25},
-        refuse="use_parallel_residual qk_layernorm",
+        refused_keys="use_parallel_residual qk_layernorm",
         # As in llama.cpp the norm before the MLP says it, for converters write true by default.
-        in_gguf={"unused": "use_parallel_residual"},
+        in_gguf={"ignored_keys": "use_parallel_residual"},
     ),
     row(
         "cohere",
@@ -65,8 +65,8 @@ ROWS = (
         },
         interleaved=True,
         defaults={"rope_theta": 500_000.0},
-        refuse="use_qk_norm",
-        unused="model_max_length",
+        refused_keys="use_qk_norm",
+        ignored_keys="model_max_length",
         in_gguf={"facts": {"logit_scale": number("logit_scale")}},
     ),
     row(
@@ -80,8 +80,8 @@ ROWS = (
         pattern=4,
         ropes={"full": "none"},
         defaults={"rope_theta": None},
-        unused="layer_switch use_embedding_sharing use_parallel_embedding",
-        must={
+        ignored_keys="layer_switch use_embedding_sharing use_parallel_embedding",
+        required={
             "order_of_interleaved_layers": "local_attn_first",
             "position_embedding_type": "rope_gptj",
             "rotary_pct": 1.0,
@@ -102,10 +102,10 @@ ROWS = (
         norm_offset=1.0,
         rope_keys=PARTIAL,
         defaults={"partial_rotary_factor": 0.5},
-        refuse="mlp_bias",
+        refused_keys="mlp_bias",
         in_gguf={
             "facts": _MLP_BIAS_IN_GGUF,
-            "unused": "attention.layer_norm_rms_epsilon",  # converters write it twice
+            "ignored_keys": "attention.layer_norm_rms_epsilon",  # converters write it twice
         },
     ),
     row(
@@ -136,9 +136,9 @@ ROWS = (
         windows="all",
         defaults={"num_key_value_heads": 2},
         # Other keys say it, or it was for training.
-        unused="attention_softmax_in_fp32 embedding_dropout layer_norm_epsilon residual_dropout "
-        "scale_attention_softmax_in_fp32",
-        must={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
+        ignored_keys="attention_softmax_in_fp32 embedding_dropout layer_norm_epsilon "
+        "residual_dropout scale_attention_softmax_in_fp32",
+        required={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
         in_gguf={
             "facts": ALL_BIASES,
             "default_window": 4096,  # of all published ones; converters leave it out
@@ -157,8 +157,8 @@ ROWS = (
         | {"head_bias": True, "layer.norms": "beside"},
         rope_keys=PARTIAL,
         defaults={"partial_rotary_factor": 0.5},
-        refuse="qk_layernorm",
-        in_gguf={"instead": QKV},  # of the first files
+        refused_keys="qk_layernorm",
+        in_gguf={"alternatives": QKV},  # of the first files
     ),
     row(
         "opt",
@@ -191,8 +191,8 @@ ROWS = (
         },
         ropes={"full": "none"},
         spare_positions=2,
-        refuse="_remove_final_layer_norm",
-        must={"do_layer_norm_before": True, "layer_norm_elementwise_affine": True},
+        refused_keys="_remove_final_layer_norm",
+        required={"do_layer_norm_before": True, "layer_norm_elementwise_affine": True},
     ),
     row(
         "gpt_neox",
@@ -223,8 +223,8 @@ ROWS = (
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         defaults={"partial_rotary_factor": 0.25},
         buffers=".attention.bias .attention.masked_bias",
-        must={"use_parallel_residual": True, "attention_bias": True},
-        in_gguf={"facts": ALL_BIASES, "must": {"use_parallel_residual": True}},
+        required={"use_parallel_residual": True, "attention_bias": True},
+        in_gguf={"facts": ALL_BIASES, "required": {"use_parallel_residual": True}},
     ),
     row(
         "falcon",
@@ -252,10 +252,10 @@ ROWS = (
         heads_inside=True,
         defaults={"max_position_embeddings": 2048, "num_key_value_heads": 1},
         aliases={"n_head": "num_attention_heads", "n_layer": "num_hidden_layers"},
-        refuse="alibi",
+        refused_keys="alibi",
         # As many key heads as heads, though one serves all; norms are counted in the newer models.
-        unused="num_kv_heads num_ln_in_parallel_attn",
-        must={
+        ignored_keys="num_kv_heads num_ln_in_parallel_attn",
+        required={
             "apply_residual_connection_post_layernorm": False,
             "multi_query": True,
             "new_decoder_architecture": False,
@@ -268,8 +268,8 @@ ROWS = (
                 "layer.norms": has("attn_norm_2.weight", yes="beside, own", no="beside"),
                 "mixer.qkv_bias": has("attn_qkv.bias"),
             },
-            "instead": {"attn_norm": "attn_norm_2."},
-            "must": {"tensor_data_layout": "jploski"},  # queries first, then keys, then values
+            "alternatives": {"attn_norm": "attn_norm_2."},
+            "required": {"tensor_data_layout": "jploski"},  # queries first, then keys, then values
         },
     ),
     row(  # 40B, 180B, and 11B, which has one norm
@@ -277,7 +277,7 @@ ROWS = (
         like="falcon",
         hf="FalconForCausalLM of groups",
         layer={"attn_norm": "ln_attn."},
-        instead={"attn_norm": "input_layernorm."},
+        alternatives={"attn_norm": "input_layernorm."},
         facts={
             "layer.norms": numbered(
                 "num_ln_in_parallel_attn", among={1: "beside", 2: "beside, own"}, default=2
@@ -285,8 +285,8 @@ ROWS = (
         },
         defaults={"num_key_value_heads": None},
         aliases={"num_kv_heads": "num_key_value_heads"},
-        unused="multi_query new_decoder_architecture parallel_attn",
-        must={"multi_query": None, "new_decoder_architecture": None, "parallel_attn": None},
+        ignored_keys="multi_query new_decoder_architecture parallel_attn",
+        required={"multi_query": None, "new_decoder_architecture": None, "parallel_attn": None},
     ),
     row(
         "gpt2",
@@ -323,9 +323,9 @@ ROWS = (
             "layer_norm_epsilon": "layer_norm_eps",
         },
         buffers=".attn.bias .attn.masked_bias",
-        unused="_num_labels n_ctx n_special output_past predict_special_tokens "
+        ignored_keys="_num_labels n_ctx n_special output_past predict_special_tokens "
         "reorder_and_upcast_attn",
-        must={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        required={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
     ),
     row(  # scores that lose by distance (ALiBi), as the next row's
         "bloom",
@@ -364,9 +364,9 @@ ROWS = (
             "seq_length": "max_position_embeddings",
         },
         # Of kernels, for training, or how several machines added up.
-        unused="attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi "
-        "skip_bias_add skip_bias_add_qkv slow_but_exact unk_token_id",
-        must={"apply_residual_connection_post_layernorm": False},
+        ignored_keys="attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion "
+        "offset_alibi skip_bias_add skip_bias_add_qkv slow_but_exact unk_token_id",
+        required={"apply_residual_connection_post_layernorm": False},
     ),
     row(
         "mpt",
@@ -399,13 +399,13 @@ ROWS = (
             "max_seq_len": "max_position_embeddings",
         },
         defaults={"expansion_ratio": 4},
-        refuse="attn_config.attn_uses_sequence_id attn_config.clip_qkv attn_config.prefix_lm "
+        refused_keys="attn_config.attn_uses_sequence_id attn_config.clip_qkv attn_config.prefix_lm "
         "attn_config.qk_ln attn_config.softmax_scale logit_scale",
         # For training, or of kernels.
-        unused="attn_config.attn_impl attn_config.attn_pdrop attn_config.model_type emb_pdrop "
-        "embedding_fraction init_config init_device learned_pos_emb name norm_type "
+        ignored_keys="attn_config.attn_impl attn_config.attn_pdrop attn_config.model_type "
+        "emb_pdrop embedding_fraction init_config init_device learned_pos_emb name norm_type "
         "tokenizer_name verbose",
-        must={
+        required={
             "attn_config.alibi": True,
             "attn_config.attn_type": "multihead_attention",
             "expansion_ratio": 4,
@@ -413,7 +413,7 @@ ROWS = (
         },
         in_gguf={
             "facts": {"mixer.qkv_bias": has("attn_qkv.bias")},
-            "refuse": "attention.clamp_kqv",
+            "refused_keys": "attention.clamp_kqv",
         },
     ),
 )

@@ -38,7 +38,7 @@ ROWS = (
         hf="GPTBigCodeForCausalLM",
         runs=False,
         defaults={"num_key_value_heads": 1},
-        unused="multi_query pre_allocate_kv_cache",
+        ignored_keys="multi_query pre_allocate_kv_cache",
     ),
     row(
         "gpt_bigcode of keys by head",
@@ -53,7 +53,7 @@ ROWS = (
         types="deepseek_v32 glm_moe_dsa",
         hf="DeepseekV32ForCausalLM, GlmMoeDsaForCausalLM",
         runs=False,
-        unused="head_dim index_topk index_topk_freq index_skip_topk_offset layer_types "
+        ignored_keys="head_dim index_topk index_topk_freq index_skip_topk_offset layer_types "
         "index_share_for_mtp_iteration indexer_types mlp_layer_types num_experts",
     ),
     row(
@@ -86,8 +86,8 @@ ROWS = (
             "layer.norms": either("parallel_attn", yes="beside", no="before", default=True),
         },
         defaults={"num_key_value_heads": None},
-        unused="n_head_kv",
-        must={"multi_query": None, "new_decoder_architecture": None, "parallel_attn": None},
+        ignored_keys="n_head_kv",
+        required={"multi_query": None, "new_decoder_architecture": None, "parallel_attn": None},
     ),
     row(
         "refined_web",
@@ -95,7 +95,7 @@ ROWS = (
         types="RefinedWeb RefinedWebModel",
         hf="RWForCausalLM",
         runs=False,
-        unused="n_head_kv",
+        ignored_keys="n_head_kv",
     ),
     row(
         "refined_web of groups",
@@ -117,7 +117,7 @@ ROWS = (
             "ffn_hidden_size": "intermediate_size",
             "seq_length": "max_position_embeddings",
         },
-        must={
+        required={
             "add_bias_linear": False,
             "multi_query_attention": True,
             "post_layer_norm": True,
@@ -153,7 +153,7 @@ ROWS = (
             "ffn.size": 0,
         },
         recurrent="ssm",
-        unused="expand d_inner n_layer",
+        ignored_keys="expand d_inner n_layer",
     ),
     row(
         "jamba",
@@ -173,8 +173,8 @@ ROWS = (
         recurrent="ssm",
         attention_layers="attn_layer_period",
         defaults={"attn_layer_period": 8, "attn_layer_offset": 4},
-        unused="num_experts num_experts_per_tok expert_layer_period expert_layer_offset",
-        must={"mamba_expand": 2},
+        ignored_keys="num_experts num_experts_per_tok expert_layer_period expert_layer_offset",
+        required={"mamba_expand": 2},
     ),
     row(
         "jamba of many experts",
@@ -209,7 +209,7 @@ ROWS = (
         hf="unknown of latents",
         runs=False,
         facts=_LATENT,
-        unused="aux_loss_alpha ep_size num_nextn_predict_layers qk_head_dim seq_aux",
+        ignored_keys="aux_loss_alpha ep_size num_nextn_predict_layers qk_head_dim seq_aux",
     ),
     row(
         "unknown of latent experts",
@@ -217,6 +217,6 @@ ROWS = (
         hf="unknown of latent experts",
         runs=False,
         defaults=dict.fromkeys(("n_shared_experts", "q_lora_rank", "routed_scaling_factor")),
-        must=dict.fromkeys(("moe_layer_freq", "norm_topk_prob", "scoring_func")),
+        required=dict.fromkeys(("moe_layer_freq", "norm_topk_prob", "scoring_func")),
     ),
 )

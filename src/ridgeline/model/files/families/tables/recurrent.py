@@ -93,10 +93,10 @@ ROWS = (
         pattern=1,
         defaults={"rope_theta": 1e6},
         # Other keys say it, or it was for training.
-        unused="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale "
+        ignored_keys="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale "
         "block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init intermediate_size "
         "num_heads theta tie_word_embeddings",
-        must={"block_use_swiglu": True, "use_pos_enc": True},
+        required={"block_use_swiglu": True, "use_pos_enc": True},
         in_gguf={
             "outer": {"norm": "token_embd_norm."},
             "layer": {
@@ -130,10 +130,10 @@ ROWS = (
             "dense.size": integer("intermediate_size"),
         },
         has_experts=True,
-        instead=numbered_matrices("feed_forward"),
+        alternatives=numbered_matrices("feed_forward"),
         dense_layers="num_dense_layers",
         defaults={"num_dense_layers": 2},
-        unused="block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of",
+        ignored_keys="block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of",
         in_gguf={
             "facts": {"ffn.router": numbered("expert_gating_func", among=ROUTERS, default=2)},
         },
@@ -165,13 +165,13 @@ ROWS = (
         norm_offset=1.0,
         rope_keys=PARTIAL,
         defaults={"partial_rotary_factor": 0.25},
-        others="mtp.",
-        refuse="attention_bias",
-        unused="full_attention_interval",
+        ignored_tensors="mtp.",
+        refused_keys="attention_bias",
+        ignored_keys="full_attention_interval",
         in_gguf={
             "layer": {"mlp_norm": "post_attention_norm."},
             "attention_layers": "full_attention_interval",
-            "unused": "rope.dimension_sections",  # of pictures; of text all are alike
+            "ignored_keys": "rope.dimension_sections",  # of pictures; of text all are alike
         },
     ),
     row(
@@ -187,11 +187,11 @@ ROWS = (
         },
         facts=_QWEN_EXPERTS | {"dense.size": integer("intermediate_size")},
         has_experts=True,
-        instead=DENSE,
+        alternatives=DENSE,
         dense_layers="mlp_only_layers",
         experts_every="decoder_sparse_step",
         defaults={"num_key_value_heads": 2},
-        unused="intermediate_size",  # where all layers have experts
+        ignored_keys="intermediate_size",  # where all layers have experts
         in_gguf={"layer": {"beta decay": "ssm_ba."}},
     ),
     row(
@@ -207,9 +207,9 @@ ROWS = (
             "beta": "linear_attn.in_proj_b.",
             "decay": "linear_attn.in_proj_a.",
         },
-        refuse="mlp_only_layers",
-        unused="mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings",
-        must={"attn_output_gate": True, "output_gate_type": "swish"},
+        refused_keys="mlp_only_layers",
+        ignored_keys="mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings",
+        required={"attn_output_gate": True, "output_gate_type": "swish"},
         in_gguf={"facts": {"recurrent.by_turns": True}},
     ),
     row(
@@ -222,8 +222,8 @@ ROWS = (
         layer=EXPERTS | SHARED,
         facts=_QWEN_EXPERTS,
         has_experts=True,
-        instead={"gate up": "mlp.experts.gate_up_proj", "down": "mlp.experts.down_proj"},
-        must={"norm_topk_prob": True},
+        alternatives={"gate up": "mlp.experts.gate_up_proj", "down": "mlp.experts.down_proj"},
+        required={"norm_topk_prob": True},
     ),
     row(
         "bamba",
@@ -235,11 +235,11 @@ ROWS = (
         attention_layers="attn_layer_indices",
         rope_keys=PARTIAL,
         defaults={"partial_rotary_factor": 0.5},
-        refuse="mlp_bias",
+        refused_keys="mlp_bias",
         # How a prompt is computed, for training, or other keys say it.
-        unused="attn_rotary_emb mamba_chunk_size mamba_expand num_logits_to_keep "
+        ignored_keys="attn_rotary_emb mamba_chunk_size mamba_expand num_logits_to_keep "
         "z_loss_coefficient",
-        must={"time_step_limit": NO_LIMITS},
+        required={"time_step_limit": NO_LIMITS},
     ),
     row(
         "granitemoehybrid",
@@ -260,14 +260,14 @@ ROWS = (
         attention_layers="attn_layer_indices",
         defaults={"num_local_experts": 8},
         # How a prompt is computed, other keys say it, or there is no such part.
-        unused="init_method intermediate_size mamba_chunk_size mamba_conv_bias mamba_d_conv "
+        ignored_keys="init_method intermediate_size mamba_chunk_size mamba_conv_bias mamba_d_conv "
         "mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads num_experts_per_tok",
-        must={"normalization_function": "rmsnorm", "time_step_limit": NO_LIMITS},
+        required={"normalization_function": "rmsnorm", "time_step_limit": NO_LIMITS},
         in_gguf={
             "facts": {
                 "ffn.size": integer("expert_shared_feed_forward_length", "feed_forward_length")
             },
-            "must": {"rope.scaling.finetuned": False},  # Bamba's files have the name, but turn
+            "required": {"rope.scaling.finetuned": False},  # Bamba's files have the name, but turn
         },
     ),
     row(
@@ -318,17 +318,18 @@ ROWS = (
             "scales.ffn": numbers("mlp_multipliers", default=(1.0, 1.0)),
         },
         recurrent="ssm",
-        beside=True,
-        refuse="attention_bias mlp_bias mamba_proj_bias projectors_bias",
+        parallel_mixer=True,
+        refused_keys="attention_bias mlp_bias mamba_proj_bias projectors_bias",
         # Other keys say it, or how a prompt is computed.
-        unused="mamba_chunk_size mamba_d_ssm mamba_expand num_logits_to_keep attn_layer_indices",
-        must={"time_step_limit": NO_LIMITS, "mamba_use_mlp": True},
+        ignored_keys="mamba_chunk_size mamba_d_ssm mamba_expand num_logits_to_keep "
+        "attn_layer_indices",
+        required={"time_step_limit": NO_LIMITS, "mamba_use_mlp": True},
         in_gguf={
             "facts": {
                 "recurrent.gated_norm": False,  # whether it is before the gate is not said
             },
-            "instead": {"mlp_norm": "ffn_norm"},  # which llama.cpp has without a suffix
-            "unused": "attention.sliding_window",
+            "alternatives": {"mlp_norm": "ffn_norm"},  # which llama.cpp has without a suffix
+            "ignored_keys": "attention.sliding_window",
         },
     ),
     row(
@@ -353,10 +354,10 @@ ROWS = (
         },
         recurrent="ssm",
         # For training, or other keys say it.
-        unused="chunk_size expand intermediate_size norm_before_gate residual_in_fp32 "
+        ignored_keys="chunk_size expand intermediate_size norm_before_gate residual_in_fp32 "
         "rescale_prenorm_residual rms_norm time_step_floor time_step_init_scheme time_step_max "
         "time_step_min time_step_rank time_step_scale",
-        must={"time_step_limit": NO_LIMITS},
+        required={"time_step_limit": NO_LIMITS},
     ),
     row(  # layers of one half each
         "nemotron_h",
@@ -390,18 +391,18 @@ ROWS = (
             "recurrent.bias": flag("use_bias"),
         },
         recurrent="ssm",
-        by_halves=True,
-        others="mtp.",
-        refuse="attention_bias mamba_proj_bias sliding_window moe_latent_size",
+        layers_are_halves=True,
+        ignored_tensors="mtp.",
+        refused_keys="attention_bias mamba_proj_bias sliding_window moe_latent_size",
         # How a prompt is computed, for training, of other models, or other keys say it.
-        unused="attention_head_dim chunk_size expand mamba_ssm_cache_dtype moe_intermediate_size "
-        "moe_shared_expert_intermediate_size moe_shared_expert_overlap mtp_hybrid_override_pattern "
-        "mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob "
+        ignored_keys="attention_head_dim chunk_size expand mamba_ssm_cache_dtype "
+        "moe_intermediate_size moe_shared_expert_intermediate_size moe_shared_expert_overlap "
+        "mtp_hybrid_override_pattern mtp_layers_block_type n_group n_routed_experts "
         "num_experts_per_tok num_logits_to_keep num_nextn_predict_layers rescale_prenorm_residual "
         "residual_in_fp32 rms_norm_eps rope_parameters routed_scaling_factor time_step_floor "
         "time_step_max time_step_min time_step_rank topk_group use_mamba_kernels "
-        "intermediate_size",
-        must={
+        "intermediate_size n_shared_experts norm_topk_prob",
+        required={
             "mamba_hidden_act": "silu",
             # transformers keeps a head of its own, whatever the config says of tying.
             "tie_word_embeddings": False,
@@ -413,8 +414,8 @@ ROWS = (
                 "mixer.num_kv_heads": integer("attention.head_count_kv"),
                 "mixer.head_dim": integer("attention.key_length"),
             },
-            "unused": "attention.layer_norm_epsilon attention.value_length",
-            "must": {"rope.scaling.finetuned": False},
+            "ignored_keys": "attention.layer_norm_epsilon attention.value_length",
+            "required": {"rope.scaling.finetuned": False},
         },
     ),
     row(
@@ -430,7 +431,7 @@ ROWS = (
             "shared_up": "mixer.shared_experts.up_proj.",
             "shared_down": "mixer.shared_experts.down_proj.",
         },
-        instead={"up": "mixer.up_proj.", "down": "mixer.down_proj."},
+        alternatives={"up": "mixer.up_proj.", "down": "mixer.down_proj."},
         facts={
             "ffn.bias": None,
             "ffn.num": integer("n_routed_experts"),
@@ -450,12 +451,12 @@ ROWS = (
             "dense.size": integer("intermediate_size"),
         },
         has_experts=True,
-        refuse="mlp_bias",
+        refused_keys="mlp_bias",
         in_gguf={
             "facts": {"ffn.normalised": flag("expert_weights_norm", default=True)},
-            "refuse": "moe_latent_size",
-            "unused": "expert_shared_count",
-            "must": {"expert_group_count": 1, "expert_group_used_count": 1},
+            "refused_keys": "moe_latent_size",
+            "ignored_keys": "expert_shared_count",
+            "required": {"expert_group_count": 1, "expert_group_used_count": 1},
         },
     ),
 )
