@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ridgeline.core.records import EngineRecord, StepRecord
-from ridgeline.engine.calibration import all_of
+from ridgeline.engine.calibration import stored_calibrations
 from ridgeline.engine.setup.home import default_home
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.calibration import Calibration
@@ -31,7 +31,7 @@ _UNKNOWN = StepTime((1, 64), (3e-3, 20e-3), 3e-4, 0.0, 0.0, 0.0, 0.0)
 
 def calibration_here() -> Calibration:
     """Return the newest calibration of this machine, or one of a step of three milliseconds."""
-    calibrations = sorted(all_of(default_home()), key=lambda one: one.measured_at)
+    calibrations = sorted(stored_calibrations(default_home()), key=lambda one: one.measured_at)
     return calibrations[-1] if calibrations else Calibration(
         model="none", arch="", dtype="", kv_cache_dtype="", backend="cpu", threads=1,
         processor="", source="measured", measured_at=0.0, version="", times=_UNKNOWN,

@@ -30,7 +30,7 @@ from ridgeline.bench.foresight import (
 from ridgeline.bench.load.client_overhead import ClientOverhead
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record, RequestRecord
-from ridgeline.engine.calibration import all_of, assume
+from ridgeline.engine.calibration import roofline_calibration, stored_calibrations
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.serve.serving import serving
 
@@ -65,7 +65,7 @@ def test_it_prints_a_table_of_errors_and_a_document(
         assert pair[0]["num_requests"] == pair[1]["num_requests"] >= 8
         assert pair[0]["num_successful"] > 0  # one of the tiny model's tokens breaks a request
     assert set(compare(pair[0], pair[0]).values()) == {0.0}
-    assert [kept.source for kept in all_of(tmp_path)] == ["measured"]
+    assert [kept.source for kept in stored_calibrations(tmp_path)] == ["measured"]
     drawn = ElementTree.fromstring((tmp_path / "a.svg").read_text())
     titles = [title.text for title in drawn.iter(f"{SVG}title")][1:]  # behind the band's
     assert len(titles) == 4 * 14
@@ -78,7 +78,7 @@ def test_loads_over_http_are_those_that_were_foreseen(model: Path) -> None:  # n
         serving(model) as server,
         LLM(model, threads=1, kv_cache_memory="1MiB", speculative_config="off") as llm,
     ):
-        calibration = assume(llm.path, llm.arch, llm.config)
+        calibration = roofline_calibration(llm.path, llm.arch, llm.config)
         closed = next(load for load in LOADS if load.clients == 4)
         case = make_case(llm, closed, calibration, 0.1, 1, ClientOverhead(0.5, 0.0))
         assert case.summary({})["ttft_from_send"]["min_ms"] >= 500
@@ -165,7 +165,7 @@ def test_what_was_foreseen_rightly_lies_on_the_line() -> None:
 def test_a_load_asks_for_its_share_and_runs_as_planned(model: Path) -> None:  # noqa: F811
     with LLM(model, threads=1, kv_cache_memory="1MiB", speculative_config="off") as llm:
         listeners = list(llm.engine.listeners)
-        calibration = assume(llm.path, llm.arch, llm.config)
+        calibration = roofline_calibration(llm.path, llm.arch, llm.config)
         half = next(load for load in LOADS if load.share == 0.5)
         case = make_case(llm, half, calibration, 1.0, 1)
         assert case.utilisation(case.summary({})) == pytest.approx(0.5, abs=0.3)

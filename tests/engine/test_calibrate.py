@@ -21,13 +21,13 @@ from ridgeline.core.records import Record
 from ridgeline.core.step import Runner, Step, StepOutput
 from ridgeline.engine import calibration as calibrating
 from ridgeline.engine.calibration import (
-    all_of,
-    assume,
     calibrate,
-    kept_roof,
     known,
     rates,
+    roofline_calibration,
     save_calibration,
+    stored_calibrations,
+    stored_roof,
 )
 from ridgeline.foresight.step_time.features import Samples, StepTime, Watcher, of_step
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
@@ -72,7 +72,7 @@ def test_a_tiny_model_is_measured_in_two_seconds(model: Path, tmp_path: Path) ->
         assert llm.engine.scheduler.speculation is speculation
         assert not llm.engine.has_work()
         said = dict(rates(found, llm))
-        assert assume(llm.path, llm.arch, llm.config).is_of(found)
+        assert roofline_calibration(llm.path, llm.arch, llm.config).is_of(found)
         path = save_calibration(tmp_path, found)
         assert known(tmp_path, llm.path, llm.arch, llm.config) == found
         path.write_text(path.read_text().replace('"threads":1', '"threads":[]'))
@@ -105,9 +105,9 @@ def test_the_command_says_what_it_found_and_keeps_it(
     flags = ["--threads", "1", "--kv-cache-memory", "1MiB", "--backend", "reference"]
     done = CliRunner().invoke(app, ["calibrate", str(model), "--seconds", "1", *flags])
     assert done.exit_code == 0, done.output
-    (kept,) = all_of(tmp_path)
+    (kept,) = stored_calibrations(tmp_path)
     assert (kept.backend, kept.threads, kept.source) == ("reference", 1, "measured")
-    roof = kept_roof(tmp_path)
+    roof = stored_roof(tmp_path)
     assert roof is not None
     assert roof.read_bytes_per_s() > 0
     assert max(map(len, done.stdout.splitlines())) <= 80

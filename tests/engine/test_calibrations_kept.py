@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ridgeline.engine.calibration import (
-    all_of,
     calibration_path,
     save_calibration,
-    try_to_keep,
+    save_quietly,
+    stored_calibrations,
 )
 from ridgeline.engine.setup.home import sweep
 from ridgeline.foresight.step_time.features import Measured, of_items
@@ -38,14 +38,14 @@ def test_a_full_disk_leaves_the_file_that_was_there_and_nothing_else(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(path.parent) == [path.name]
     assert path.read_bytes() == before
-    assert list(all_of(tmp_path)) == [found]
+    assert list(stored_calibrations(tmp_path)) == [found]
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     wrong = replace(calibration(), measured_at=-1.0)
     with pytest.raises(ValueError, match="no time since 1970"):
         save_calibration(tmp_path, wrong)
-    try_to_keep(tmp_path, wrong)  # a server goes on
+    save_quietly(tmp_path, wrong)  # a server goes on
     assert not calibration_path(tmp_path, wrong).exists()
 
 
@@ -56,7 +56,7 @@ def test_steps_whose_time_lies_in_their_positions_give_what_can_be_kept(tmp_path
     assert times.table_s[0] < 1e-7
     found = replace(calibration(), times=times)
     save_calibration(tmp_path, found)
-    assert list(all_of(tmp_path)) == [found]
+    assert list(stored_calibrations(tmp_path)) == [found]
 
 
 def test_a_name_that_cannot_be_given_leaves_nothing(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.cli.commands.explain import explain_command
 from ridgeline.cli.commands.replay import decide_again, serve_again
-from ridgeline.engine.calibration import all_of, save_calibration
+from ridgeline.engine.calibration import save_calibration, stored_calibrations
 from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.model.files.identity import digests as contents
@@ -292,7 +292,7 @@ def _calibration(folder: Path, seed: int) -> Use:
         rng = _random(seed, number)
         content = damage.as_json(damage.damaged_value(good, rng), rng)
         path.write_bytes(damage.damaged_bytes(content, rng) if rng.random() < 0.2 else content)
-        for one in all_of(folder):  # then it is used as a server does
+        for one in stored_calibrations(folder):  # then it is used as a server does
             heard(PredictionMonitor(one), _SERVED)
             one.interval(), one.weights_bytes_per_s, one.kv_bytes_per_s, one.file_name
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.calibration import known, save_roof
+from ridgeline.engine.calibration import newest_calibration, save_roof
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.step_time.calibration import MEMORY_SHARE, KeptRoof
@@ -57,13 +57,13 @@ def test_a_config_with_a_load_needs_the_roof_of_this_machine(home: Path) -> None
 def test_what_was_not_calibrated_starts_from_the_roof(home: Path) -> None:
     model = checkpoint(ARCHS["plain"])
     config = resolve(Options(), model)
-    assumed = known(home, model.path, model.arch, config)
+    assumed = newest_calibration(home, model.path, model.arch, config)
     keep(home, 1e6, 1e15)  # a memory so slow that reading is all
-    by_roof = known(home, model.path, model.arch, config)
+    by_roof = newest_calibration(home, model.path, model.arch, config)
     assert (assumed.source, by_roof.source) == ("assumed", "assumed")
     assert by_roof.is_of(assumed)
     read_s = by_roof.times.seconds(ONE)
     assert read_s > 10 * assumed.times.seconds(ONE)
     assert read_s > weight_params(model.arch) / 2 / (MEMORY_SHARE * 1e6)  # at least four bits each
     keep(home, 2e6, 1e15)
-    assert known(home, model.path, model.arch, config).times.seconds(ONE) < read_s
+    assert newest_calibration(home, model.path, model.arch, config).times.seconds(ONE) < read_s

@@ -92,7 +92,7 @@ def calibrate(
     try:
         _run(llm, _LoadShape((16,), (4,)), random.Random(0))  # what is done once is done now
         order.clear()
-        guess = assume(llm.path, arch, llm.config)
+        guess = roofline_calibration(llm.path, arch, llm.config)
         for number, shape in enumerate(_shapes(llm.config.max_model_len)):
             over_s = time.monotonic() - begin_s
             report(round(min(over_s, seconds)), round(seconds))
@@ -206,12 +206,14 @@ LAYER_S = 25e-6  # meeting of threads, norms, the cache
 _AFTER_S, _AFTER_PER_ROW_S = 1e-4, 2e-6
 
 
-def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
+def newest_calibration(
+    home: Path | None, model: Path, arch: ModelArch, config: EngineConfig
+) -> Calibration:
     """Return the newest calibration of what will run, if ``home`` has one; else an assumed one."""
-    return all_known(home, model, arch, config)[0]
+    return calibrations(home, model, arch, config)[0]
 
 
-def all_known(
+def calibrations(
     home: Path | None, model: Path, arch: ModelArch, config: EngineConfig
 ) -> list[Calibration]:
     """Return what was measured of what will run and what servers learnt, the newest first.
@@ -219,10 +221,10 @@ def all_known(
     If ``home`` has neither, it is an assumed one.
     """
     if home is None:
-        return [assume(model, arch, config)]
-    wanted = assume(model, arch, config, kept_roof(home))
+        return [roofline_calibration(model, arch, config)]
+    wanted = roofline_calibration(model, arch, config, stored_roof(home))
     paths = (calibration_path(home, replace(wanted, source=one)) for one in ("measured", "served"))
-    found = [one for path in paths if (one := kept_calibration(path)) and one.is_of(wanted)]
+    found = [one for path in paths if (one := stored_calibration(path)) and one.is_of(wanted)]
     weights_bytes, kv_bytes = wanted.weights_bytes, wanted.kv_bytes_per_token
     found = [
         replace(one, weights_bytes=weights_bytes, kv_bytes_per_token=kv_bytes) for one in found
@@ -230,7 +232,7 @@ def all_known(
     return sorted(found, key=lambda one: one.measured_at, reverse=True) or [wanted]
 
 
-def assume(
+def roofline_calibration(
     model: Path, arch: ModelArch, config: EngineConfig, roof: KeptRoof | None = None
 ) -> Calibration:
     """Return what can be said of a model that was not measured here, where the roof is as given."""
@@ -319,7 +321,7 @@ def save_calibration(home: Path, calibration: Calibration) -> Path:
     return path
 
 
-def try_to_keep(home: Path | None, calibration: Calibration) -> None:
+def save_quietly(home: Path | None, calibration: Calibration) -> None:
     """Keep a calibration; where there is no home that can be written, it is learnt again."""
     if home is not None:
         with suppress(OSError, ValueError):
@@ -334,7 +336,7 @@ def read_calibration(path: Path) -> Calibration:
         raise ValueError(f"{path} is not a calibration of this version: {error}") from None
 
 
-def kept_calibration(path: Path) -> Calibration | None:
+def stored_calibration(path: Path) -> Calibration | None:
     """Return the calibration of a file; None if it is not there, or is none of this version."""
     try:
         return read_calibration(path)
@@ -342,10 +344,10 @@ def kept_calibration(path: Path) -> Calibration | None:
         return None
 
 
-def all_of(home: Path) -> Iterator[Calibration]:
+def stored_calibrations(home: Path) -> Iterator[Calibration]:
     """Yield the calibrations that are kept; a file that is none of this version is passed over."""
     for path in _files(home):
-        if (calibration := kept_calibration(path)) is not None:
+        if (calibration := stored_calibration(path)) is not None:
             yield calibration
 
 
@@ -365,7 +367,7 @@ def save_roof(home: Path, roof: KeptRoof) -> Path:
     return path
 
 
-def kept_roof(home: Path) -> KeptRoof | None:
+def stored_roof(home: Path) -> KeptRoof | None:
     """Return the roof that was measured here; None where none was, or its file is damaged."""
     processor, threads = processor_name(), usable_cpus()
     try:
@@ -383,7 +385,7 @@ def _files(home: Path) -> list[Path]:
     return sorted((home / "calibration").glob("*.json"))
 
 
-def measure_kept_roof(home: Path, report: Report = lambda done, total: None) -> KeptRoof:
+def measure_and_save_roof(home: Path, report: Report = lambda done, total: None) -> KeptRoof:
     """Measure with all threads in about ten seconds, and keep it in ``home``. Raises OSError."""
     from ridgeline.backends.cpu import measure_roof  # compiles kernels
 

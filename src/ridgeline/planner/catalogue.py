@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ridgeline.backends import cuda
-from ridgeline.engine.calibration import kept_roof
+from ridgeline.engine.calibration import stored_roof
 from ridgeline.engine.setup.home import default_home
 from ridgeline.model.cost.hardware import (
     Device,
@@ -150,7 +150,7 @@ def this_machine() -> Device:
 
     Where no roof was measured its bandwidth is 0, and nothing is known of its arithmetic.
     """
-    roof = kept_roof(default_home())
+    roof = stored_roof(default_home())
     rates = {} if roof is None else {form: roof.ops_per_s(form) for form in ("bf16", "int8", "f32")}
     return Device(
         id=HERE,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fastapi import FastAPI
 
-from ridgeline.engine.calibration import known, try_to_keep
+from ridgeline.engine.calibration import newest_calibration, save_quietly
 from ridgeline.engine.llm import LLM
 from ridgeline.engine.setup import identity
 from ridgeline.engine.text_processor import TextProcessor
@@ -118,9 +118,9 @@ def compose(
     async_engine.lost = lambda: llm.runner.lost
     trace, observer = llm.trace, stages.observer
     monitor = PredictionMonitor(
-        known(home, llm.path, llm.arch, llm.config),
+        newest_calibration(home, llm.path, llm.arch, llm.config),
         start=_in_quiet_thread,
-        keep=partial(try_to_keep, home),
+        keep=partial(save_quietly, home),
         now_s=time.time,
     )
     metrics = Metrics(

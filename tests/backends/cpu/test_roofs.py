@@ -16,7 +16,7 @@ from ridgeline.backends.cpu.kernels.compile import host_target
 from ridgeline.backends.cpu.measure import roofs as roof
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.cli.commands import doctor
-from ridgeline.engine.calibration import kept_roof, measure_kept_roof, save_roof
+from ridgeline.engine.calibration import measure_and_save_roof, save_roof, stored_roof
 from ridgeline.foresight.step_time.calibration import KeptRoof
 from ridgeline.system.machine import usable_cpus
 
@@ -127,18 +127,18 @@ def test_doctor_prints_a_line_for_each_part(
 
 @pytest.mark.usefixtures("hurry")
 def test_what_was_measured_is_kept_for_this_processor_and_its_threads(tmp_path: Path) -> None:
-    assert kept_roof(tmp_path) is None
-    measured = measure_kept_roof(tmp_path)
-    assert kept_roof(tmp_path) == measured
+    assert stored_roof(tmp_path) is None
+    measured = measure_and_save_roof(tmp_path)
+    assert stored_roof(tmp_path) == measured
     assert measured.threads == usable_cpus()
     assert measured.read_bytes_per_s() == measured.all_threads["read_bytes_per_s"]
     (path,) = (tmp_path / "roof").iterdir()
     for damage in ("{", "[]", "{}", path.read_text().replace("read_bytes", "wrote_bytes")):
         path.write_text(damage)
-        assert kept_roof(tmp_path) is None
+        assert stored_roof(tmp_path) is None
     other = replace(measured, processor="another")
     path.write_bytes(save_roof(tmp_path, other).read_bytes())  # a home that was copied
-    assert kept_roof(tmp_path) is None
+    assert stored_roof(tmp_path) is None
 
 
 def test_fewer_threads_reach_less_and_what_lacks_an_instruction_is_widened() -> None:

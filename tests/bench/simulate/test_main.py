@@ -16,7 +16,7 @@ from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.simulate.main import PreparedRun, Scenario, Simulator
 from ridgeline.bench.simulate.predicted import SimulatedRun, asked_of_plan
 from ridgeline.cli.main import app
-from ridgeline.engine.calibration import assume, calibration_path, save_calibration
+from ridgeline.engine.calibration import calibration_path, roofline_calibration, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.simulator.workload import Planned, Workload
 from ridgeline.foresight.step_time.calibration import Calibration
@@ -169,7 +169,7 @@ def test_prompts_are_the_tokens_that_a_server_would_see(model: Path) -> None:  #
             assert list(asked.prompt) == llm.tokenizer.encode(str(planned.prompt))
         assert made.case.settings.num_blocks == llm.config.num_blocks
         arch, config = llm.arch, llm.config
-        assert assume(llm.path, arch, config).is_of(known_of(made))
+        assert roofline_calibration(llm.path, arch, config).is_of(known_of(made))
 
 
 def test_latencies_are_those_of_the_virtual_clock(model: Path) -> None:  # noqa: F811

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.cli.commands.doctor import facts, foreseen
-from ridgeline.engine.calibration import assume, known, save_calibration
+from ridgeline.engine.calibration import newest_calibration, roofline_calibration, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.step_time.calibration import ONE_STREAM
@@ -52,12 +52,14 @@ def test_the_sizes_lie_in_the_file_and_older_files_get_them(tmp_path: Path) -> N
     home, checkpoint = tmp_path / "home", load_checkpoint(write_model(tmp_path / "tiny"))
     config = resolve(Options(), checkpoint)
     new = replace(
-        assume(checkpoint.path, checkpoint.arch, config), source="measured", measured_at=1.0
+        roofline_calibration(checkpoint.path, checkpoint.arch, config),
+        source="measured",
+        measured_at=1.0,
     )
     path = save_calibration(home, new)
     assert any("KV cache at" in value for name, value in facts(home) if name == "foresight")
     content = json.loads(path.read_text())
     del content["weights_bytes"], content["kv_bytes_per_token"]
     path.write_text(json.dumps(content))
-    assert known(home, checkpoint.path, checkpoint.arch, config) == new
+    assert newest_calibration(home, checkpoint.path, checkpoint.arch, config) == new
     assert not any("KV cache at" in value for name, value in facts(home) if name == "foresight")

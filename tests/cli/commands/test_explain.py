@@ -13,7 +13,7 @@ import pytest
 
 from ridgeline.bench.simulate.main import write_trace
 from ridgeline.cli.main import main
-from ridgeline.engine.calibration import assume, save_calibration
+from ridgeline.engine.calibration import roofline_calibration, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.simulator.run import SimRequest, simulate
@@ -344,7 +344,7 @@ def test_a_calibration_gives_the_times_where_a_model_is_named(
     assert "was not calibrated here in this form: run ridgeline calibrate" in refused.stderr
     checkpoint = load_checkpoint(model)
     config = resolve(Options(), checkpoint)
-    assumed = assume(checkpoint.path, checkpoint.arch, config)
+    assumed = roofline_calibration(checkpoint.path, checkpoint.arch, config)
     measured = replace(assumed, source="measured", times=TIMES.scaled(3.0))
     save_calibration(tmp_path / "home", measured)
     done = ridgeline("replay", str(trace), "--model", str(model))

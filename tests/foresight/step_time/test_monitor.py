@@ -17,11 +17,11 @@ import pytest
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.engine.calibration import (
-    all_of,
     calibration_path,
     read_calibration,
     save_calibration,
-    try_to_keep,
+    save_quietly,
+    stored_calibrations,
     unreadable,
 )
 from ridgeline.foresight.simulator.run import SimRequest, simulate
@@ -175,7 +175,7 @@ def test_what_is_learnt_is_there_at_the_next_start(tmp_path: Path) -> None:
     heard(monitor, served(TRUE.scaled(1.0), num=400))
     heard(monitor, served(TRUE.scaled(1.5), num=200))
     monitor.close()
-    (kept,) = all_of(tmp_path)
+    (kept,) = stored_calibrations(tmp_path)
     assert kept == read_calibration(calibration_path(tmp_path, kept))
     assert kept.is_of(assumed)
     assert kept.source == "served"
@@ -195,7 +195,7 @@ def test_nothing_is_kept_of_what_was_only_assumed() -> None:
 
 def test_a_home_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "calibration").write_text("in the way")
-    monitor = PredictionMonitor(known(source="assumed"), keep=partial(try_to_keep, tmp_path))
+    monitor = PredictionMonitor(known(source="assumed"), keep=partial(save_quietly, tmp_path))
     heard(monitor, served(num=100))
     monitor.close()
     assert monitor.is_calibrated
@@ -307,13 +307,13 @@ def test_a_calibration_with_one_wrong_value_is_passed_over_and_replaced(
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=words):
         read_calibration(path)
-    assert [*all_of(tmp_path), *all_of(tmp_path)] == []
+    assert [*stored_calibrations(tmp_path), *stored_calibrations(tmp_path)] == []
     (said,) = unreadable(tmp_path)
     assert said.startswith(f"{path} is not a calibration of this version: ")
     assert "\n" not in said
     assert not capsys.readouterr().err, "only doctor speaks of it"
     save_calibration(tmp_path, known())
-    assert len([*all_of(tmp_path)]) == 1
+    assert len([*stored_calibrations(tmp_path)]) == 1
     assert not [*unreadable(tmp_path)]
 
 

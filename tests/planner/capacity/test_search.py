@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.calibration import assume, save_calibration
+from ridgeline.engine.calibration import roofline_calibration, save_calibration
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.simulator.fleet import serve_fleet
@@ -415,7 +415,7 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
     assert any("ridgeline calibrate" in note for note in found.assumptions)
     config = resolve(Options(), spec.checkpoint)  # type: ignore[arg-type]
     path = spec.checkpoint.path  # type: ignore[union-attr]
-    own = assume(path, spec.checkpoint.arch, config)  # type: ignore[union-attr]
+    own = roofline_calibration(path, spec.checkpoint.arch, config)  # type: ignore[union-attr]
     save_calibration(tmp_path, replace(own, source="measured", factors=(0.9, 1.0, 1.1)))
     found = plan_for(spec, wishes, asked=asked, today=TODAY)
     assert found.as_dict()["time"]["source"] == "calibrated"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.policies import POLICIES
-from ridgeline.engine.calibration import all_known
+from ridgeline.engine.calibration import calibrations
 from ridgeline.engine.setup.home import default_home, locate, stores
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
@@ -68,7 +68,7 @@ class EngineHere:
         Raises ValueError if they contradict the model, or there is no such calibration.
         """
         config = resolve(options, self.checkpoint)
-        kept = all_known(default_home(), self.checkpoint.path, self.checkpoint.arch, config)
+        kept = calibrations(default_home(), self.checkpoint.path, self.checkpoint.arch, config)
         calibration = _chosen(kept, source)
         low, middle, high = calibration.interval()
         times = calibration.times.scaled(middle)

@@ -12,10 +12,10 @@ from ridgeline.cli.commands.models import Model
 from ridgeline.cli.flags import flags
 from ridgeline.engine.calibration import (
     calibrate,
-    kept_roof,
-    measure_kept_roof,
+    measure_and_save_roof,
     rates,
     save_calibration,
+    stored_roof,
 )
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options
@@ -43,9 +43,9 @@ def calibrate_command(
         calibration = calibrate(llm, seconds, report)
         path = save_calibration(default_home(), calibration)
         lines = list(rates(calibration, llm))
-    if kept_roof(default_home()) is None:
+    if stored_roof(default_home()) is None:
         with count_bar("Measuring the roof", note="rounds") as report:
-            measure_kept_roof(default_home(), report)
+            measure_and_save_roof(default_home(), report)
     table = table_of()
     table.columns[0].style, table.columns[0].no_wrap = "dim", True
     for name, value in lines:

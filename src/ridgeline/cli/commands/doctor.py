@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.bench.gpu import PARTS, Finding, measure
-from ridgeline.engine.calibration import all_of, measure_kept_roof, unreadable
+from ridgeline.engine.calibration import measure_and_save_roof, stored_calibrations, unreadable
 from ridgeline.engine.setup.home import stores, why_unwritable
 from ridgeline.engine.setup.progress import count_bar
 from ridgeline.foresight.step_time.calibration import Calibration
@@ -115,7 +115,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     disk = shutil.disk_usage(_existing(home)).free
     yield "models", f"{home / 'models'} ({gib(disk)} free on disk)"
     yield "models here", ", ".join(place.name for place in stores().all()) or "none yet"
-    known = [foreseen(calibration) for calibration in all_of(home)]
+    known = [foreseen(calibration) for calibration in stored_calibrations(home)]
     for line in known or ["nothing measured yet: ridgeline calibrate MODEL"]:
         yield "foresight", line
 
@@ -184,7 +184,7 @@ def _report_memory(console: Console, model: str) -> None:
 def roof_facts(home: Path) -> Iterator[tuple[str, str]]:
     """Measure this machine's roof and keep it for plans; yield a line for each part of it."""
     with count_bar("Measuring the roof", note="rounds") as show:
-        roof = measure_kept_roof(home, show)
+        roof = measure_and_save_roof(home, show)
     for name, attribute, unit in (
         ("memory roof", "read_bytes_per_s", "GB/s"),
         ("int8 roof", "int8_ops_per_s", "GOP/s"),
@@ -238,7 +238,7 @@ def problems(home: Path) -> Iterator[str]:
         yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"
     for reason in unreadable(home):
         yield f"{reason}; the next measurement replaces it"
-    for calibration in all_of(home):
+    for calibration in stored_calibrations(home):
         if abs(calibration.total_error or 0.0) > _MOST_OFF:
             yield (
                 f"{calibration.model}: steps are off by {abs(calibration.total_error or 0.0):.0%} "

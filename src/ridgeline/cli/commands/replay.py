@@ -17,7 +17,7 @@ from ridgeline.bench.simulate.main import date_of
 from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
-from ridgeline.engine.calibration import known
+from ridgeline.engine.calibration import newest_calibration
 from ridgeline.engine.setup.home import default_home, locate
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
@@ -210,7 +210,7 @@ def _prediction(source: str, calibration: Calibration | None = None) -> dict[str
 def _calibrated(model: str, options: Options) -> Calibration:
     checkpoint = load_checkpoint(locate(model).path)
     config = resolve(options, checkpoint)
-    calibration = known(default_home(), checkpoint.path, checkpoint.arch, config)
+    calibration = newest_calibration(default_home(), checkpoint.path, checkpoint.arch, config)
     if calibration.source == "assumed":
         raise ValueError(
             f"{model} was not calibrated here in this form: run ridgeline calibrate {model}, or "
@@ -315,8 +315,8 @@ def _print_trust(console: Console, document: dict[str, Any]) -> None:
             f"{'longer' if error > 0 else 'less'} than the recording (mean end-to-end time)."
         )
     if beyond := prediction["beyond"]:
-        most, known = prediction["steps_up_to"], prediction["fitted_up_to"]
-        found = in_words({name: (most[name], known[name]) for name in beyond})
+        most, fitted = prediction["steps_up_to"], prediction["fitted_up_to"]
+        found = in_words({name: (most[name], fitted[name]) for name in beyond})
         console.print(
             f"[yellow]Outside of what was measured[/]: steps have {found}. Nothing says how long "
             "such steps take,"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from ridgeline.engine.calibration import LAYER_S, known
+from ridgeline.engine.calibration import LAYER_S, newest_calibration
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.resolve import resolve
@@ -96,8 +96,8 @@ def _per_cent(factor: float) -> str:
 def _here(spec: ModelSpec, placement: Placement) -> LatencyModel:
     if spec.checkpoint is None:
         return _by_roof(spec, placement)
-    config = resolve(Options(), spec.checkpoint)
-    calibration = known(default_home(), spec.checkpoint.path, spec.checkpoint.arch, config)
+    checkpoint, config = spec.checkpoint, resolve(Options(), spec.checkpoint)
+    calibration = newest_calibration(default_home(), checkpoint.path, checkpoint.arch, config)
     low, _, high = calibration.interval()
     if calibration.source == "assumed":
         note = "times of this machine are assumed: `ridgeline calibrate` measures them in a minute"
