@@ -44,12 +44,14 @@ def graph() -> grimp.ImportGraph:
     return grimp.build_graph("ridgeline", cache_dir=None)
 
 
+@cache
 def modules() -> list[str]:
     """Return all modules but the package itself, without its name: ``core.engine``."""
     names = graph().modules - {"ridgeline"}
     return sorted(name.removeprefix("ridgeline.") for name in names)
 
 
+@cache
 def importers(module: str) -> set[str]:
     """Return what imports a module, named as in ``modules``; the package itself is ''."""
     found = graph().find_modules_that_directly_import(f"ridgeline.{module}")
@@ -61,11 +63,13 @@ def room(module: str) -> str:
     return module.partition(".")[0]
 
 
+@cache
 def rooms() -> list[str]:
     """Return the rooms: folders, so neither the version nor ``__main__``."""
     return sorted({room(name) for name in modules() if (PACKAGE / room(name)).is_dir()})
 
 
+@cache
 def doors() -> list[str]:
     """Return what is imported from another room."""
     return [
