@@ -43,6 +43,7 @@ from tests.waiting import eventually
 _MOST_MIB = 72.0  # 64 was wanted; the most that was seen of 4,000 of each kind is 70
 _FEW = 2
 _QUIET_S = 1.0  # after which a socket takes no more of what is sent
+_FEW_QUIET_S = 0.2  # while nothing is measured yet, it is no matter whether that is true
 _ALL_BYTES = 400 << 20  # that are sent of one kind, if all is taken
 _BODY_BYTES = 7_900_000  # shorter than one may be
 _HOST = b"host: localhost\r\n"
@@ -119,9 +120,13 @@ def _connection(door: Door, tls: ssl.SSLContext | None) -> socket.socket:
 
 
 def crowd(
-    door: Door, count: int, said: bytes, tls: ssl.SSLContext | None = None
+    door: Door,
+    count: int,
+    said: bytes,
+    tls: ssl.SSLContext | None = None,
+    quiet_s: float = _QUIET_S,
 ) -> tuple[list[socket.socket], float]:
-    """Connect so often, and send this until nothing more is taken.
+    """Connect so often, and send this until nothing more is taken for some seconds.
 
     Return the connections, and the most memory that the process had meanwhile.
     """
@@ -134,7 +139,7 @@ def crowd(
                 left[one] = memoryview(said)
                 waiting.register(one, selectors.EVENT_WRITE)
             most = max(most, mib_of(door.pid)) if number % 100 == 0 else most
-        while left and (ready := waiting.select(_QUIET_S)):
+        while left and (ready := waiting.select(quiet_s)):
             for key, _ in ready:
                 one = key.fileobj
                 assert isinstance(one, socket.socket)
@@ -149,7 +154,7 @@ def crowd(
     return connections, most
 
 
-def _flood(door: Door) -> float:
+def _flood(door: Door, quiet_s: float) -> float:
     """Send messages over one call of gRPC without reading; return the most memory meanwhile."""
     assert not isinstance(door.address, str)
     most, message = mib_of(door.pid), b"\x1a\x80\x80\x80\x02" + bytes(_MESSAGE_BYTES)
@@ -166,7 +171,7 @@ def _flood(door: Door) -> float:
         call = channel.stream_stream(f"/{SERVICE}/{STREAM}")(messages())
         while call.is_active() and num_taken > num_before:
             num_before = num_taken
-            end_s = time.monotonic() + _QUIET_S
+            end_s = time.monotonic() + quiet_s
             while call.is_active() and num_taken == num_before and time.monotonic() < end_s:
                 most = max(most, mib_of(door.pid))
                 time.sleep(0.01)
@@ -197,17 +202,17 @@ def _attack(
     pid: int, name: str, count: int, figures: Figures, tls: ssl.SSLContext | None = None
 ) -> None:
     """Attack all sockets of a process in all ways; first by few, for what it loads only then."""
-    for _ in _peaks(pid, name, _FEW, tls):
+    for _ in _peaks(pid, name, _FEW, tls, _FEW_QUIET_S):
         pass
     before = mib_of(pid)
-    for address, kind, most in _peaks(pid, name, count, tls):
+    for address, kind, most in _peaks(pid, name, count, tls, _QUIET_S):
         figures.mib.append(most - before)
         assert most - before < _MOST_MIB, (name, address, kind, most - before)
     figures.names.append(name)
 
 
 def _peaks(
-    pid: int, name: str, count: int, tls: ssl.SSLContext | None
+    pid: int, name: str, count: int, tls: ssl.SSLContext | None, quiet_s: float
 ) -> Iterator[tuple[tuple[str, int] | str, str, float]]:
     """Attack all sockets; yield for each way where, how, and the most memory meanwhile."""
     doors = doors_of(pid)
@@ -220,12 +225,12 @@ def _peaks(
                 continue
         for kind, said in _kinds(count).items():
             for context in {None, tls} if kind in _OVER_TLS else {None}:
-                connections, most = crowd(door, count, said, context)
+                connections, most = crowd(door, count, said, context, quiet_s)
                 for one in connections:
                     one.close()
                 yield door.address, kind, most
         if not isinstance(door.address, str):
-            yield door.address, "messages of gRPC", _flood(door)
+            yield door.address, "messages of gRPC", _flood(door, quiet_s)
 
 
 def _fleet(model: Path, folder: Path, count: int, figures: Figures) -> None:
