@@ -19,7 +19,9 @@ THREE := -n 3 --dist loadfile --no-loadscope-reorder
 REST := $(THREE) --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/model/cost --ignore=tests/parity
 # The tests start hundreds of programs, which read compiled modules instead of compiling them.
 export PYTHONDONTWRITEBYTECODE :=
-SAME_ANSWER := tests/answers/test_same_answer.py tests/answers/test_same_answer_of_families.py
+# Suites over all backends; of these `make test-gpu` runs what is of cuda.
+OF_ALL_BACKENDS := $(addprefix tests/answers/, test_same_answer.py test_same_answer_of_families.py) \
+	$(addprefix tests/backends/, test_runners.py test_drafts_in_steps.py)
 PIP := -m pip --disable-pip-version-check --quiet
 
 .PHONY: help serve demo test test-full test-gpu test-gpu-full test-parity test-parity-full test-clients lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean
@@ -143,12 +145,12 @@ test-clients: .venv/ready .venv-clients/ready
 test-gpu: .venv-gpu/ready
 	@export OMP_NUM_THREADS=1 TRITON_INTERPRET=1; \
 		$(STEP) "The cuda backend on a CPU" $(GPU)/python -m pytest -q $(TWO) -m "not full" tests/gpu && \
-		$(STEP) "The same answers" $(GPU)/python -m pytest -q $(TWO) -m "not full" -k cuda $(SAME_ANSWER)
+		$(STEP) "The suites of all backends" $(GPU)/python -m pytest -q $(TWO) -m "not full" -k cuda $(OF_ALL_BACKENDS)
 
 test-gpu-full: .venv-gpu/ready
 	@export OMP_NUM_THREADS=1 TRITON_INTERPRET=1; \
 		$(STEP) "The cuda backend on a CPU, full matrices" $(GPU)/python -m pytest -q $(TWO) tests/gpu && \
-		$(STEP) "The same answers of all models" $(GPU)/python -m pytest -q $(TWO) -k cuda $(SAME_ANSWER)
+		$(STEP) "The suites of all backends, full matrices" $(GPU)/python -m pytest -q $(TWO) -k cuda $(OF_ALL_BACKENDS)
 
 test-parity: .venv-parity/ready
 	@$(STEP) "Parity with transformers" $(PARITY)/python -m pytest -q tests/parity

@@ -24,7 +24,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.policies import Policy, SplitFuse, Static
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput, TokenLogprobs
-from tests.backends.reference.test_runner import (
+from tests.backends.runners import (
     PROMPT_TOO,
     TOKENS,
     assert_near,

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ridgeline.backends.reference import parts
-from tests.backends.cpu.test_runner import TOKENS, Make, make, reference
+from tests.backends.runners import TOKENS, Make, make, reference
 from tests.tiny import ARCHS, checkpoint
 
 __all__ = ["make"]  # a fixture

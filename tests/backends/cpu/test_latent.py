@@ -15,8 +15,8 @@ from ridgeline.model.cost.costs import kv_bytes_per_token
 from ridgeline.model.files.families import arch_from_config
 from ridgeline.model.shape.latent import Latent
 from ridgeline.model.shape.model import Attention, Layer, Mlp, Rope
-from tests.backends.cpu.test_runner import NUM_BLOCKS, Make, error, make, reference
-from tests.backends.cpu.test_runner import TOKENS as TEXT
+from tests.backends.runners import NUM_BLOCKS, Make, error, make, reference
+from tests.backends.runners import TOKENS as TEXT
 from tests.model.files.test_published import CONFIGS
 from tests.tiny import PLAIN, checkpoint
 

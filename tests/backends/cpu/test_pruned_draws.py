@@ -13,7 +13,7 @@ from ridgeline.backends.cpu.kernels.argmax import DRAWN, BoundPruning
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
-from tests.backends.cpu.test_runner import WIDE
+from tests.backends.runners import WIDE
 from tests.kept_kernels import KERNELS
 from tests.tiny import checkpoint, new_setup, random_arrays
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ridgeline.backends.cpu.layout.pack import pack
 from ridgeline.model.files.tensors import Checkpoint, Tensor
 from tests.backends.cpu import twins
-from tests.backends.cpu.test_runner import FORMATS, TOKENS, WIDE, Make, error, make, reference
+from tests.backends.runners import FORMATS, TOKENS, WIDE, Make, error, make, reference
 from tests.tiny import changed, checkpoint, random_arrays
 
 __all__ = ["make"]  # a fixture
@@ -23,7 +23,7 @@ def test_four_bits(make: Make) -> None:
     arrays = {name: rounded(name, array) for name, array in random_arrays(WIDE).items()}
     wanted = reference(checkpoint(WIDE, arrays)).prompt_logits(TOKENS)
     got = make(checkpoint(WIDE), "int4").prompt_logits(TOKENS)
-    assert error(got, wanted) < FORMATS["int4"][2]
+    assert error(got, wanted) < FORMATS["int4"].error
 
 
 def rounded(name: str, array: NDArray[np.float32]) -> NDArray[np.float32]:

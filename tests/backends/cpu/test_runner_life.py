@@ -1,4 +1,4 @@
-"""Damage stays where it is; threads sleep when there is no work, and end with their runner."""
+"""Damaged weights are an error; threads sleep when there is no work, and end with their runner."""
 
 from __future__ import annotations
 
@@ -17,73 +17,15 @@ import pytest
 from ridgeline.backends.cpu.kernels.threads import AdaptiveThreads
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import Setup
-from tests.backends.cpu.test_runner import (
-    FORMATS,
-    PLAIN_GREEDY,
-    PROMPT_TOO,
-    TOKENS,
-    Make,
-    crowd,
-    make,
-    step,
-    work,
-)
+from tests.backends.cpu.test_runner import crowd
+from tests.backends.runners import CPU_FORMATS, GREEDY, TOKENS, Make, make, step, work
 from tests.kept_kernels import KERNELS
 from tests.tiny import PLAIN, checkpoint, new_setup, random_arrays
 from tests.waiting import PATIENCE_S, eventually
 
 __all__ = ["make"]  # a fixture
-POISON = 13
-HEALTHY = tuple(token for token in TOKENS if token != POISON)
 
 # --- damage ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=FORMATS)
-def poisoned(make: Make, request: pytest.FixtureRequest) -> CpuRunner:
-    """A runner whose embedding of one token is not a number."""
-    arrays = random_arrays(PLAIN)
-    arrays["embed"][POISON] = np.nan
-    return make(checkpoint(PLAIN, arrays), request.param)
-
-
-@pytest.mark.parametrize("where", [0, 3, 8])
-def test_a_damaged_token_fails_its_own_request_only(poisoned: CpuRunner, where: int) -> None:
-    victim = list(HEALTHY[:9])
-    others = [
-        work(HEALTHY[10:19], (0,)),
-        work(HEALTHY[:21], (1, 2), params=PROMPT_TOO),
-        work(HEALTHY[4:6], (3,)),
-    ]
-    before = poisoned.execute(step(others[0], work(tuple(victim), (5,)), *others[1:]))
-    assert not before.errors
-    victim[where] = POISON
-    after = poisoned.execute(step(others[0], work(tuple(victim), (5,)), *others[1:]))
-    assert set(after.errors) == {1}
-    assert "finite" in after.errors[1]
-    for i in (0, 2, 3):
-        assert after.tokens[i] == before.tokens[i]
-        assert after.logprobs[i] == before.logprobs[i]  # to the last bit
-    assert after.prompt_logprobs[2] == before.prompt_logprobs[2]
-    # Its block goes to another request, which reads it whole but fills it only partly.
-    again = poisoned.execute(step(work(HEALTHY[10:19], (5,))))
-    assert not again.errors
-    assert again.logprobs[0] == before.logprobs[0]
-
-
-def test_a_damaged_decode_fails_alone(poisoned: CpuRunner) -> None:
-    """Below four rows, where all threads share a row."""
-    pair = [work(HEALTHY[:1], (0,)), work((POISON,), (1,))]
-    output = poisoned.execute(step(*pair))
-    assert set(output.errors) == {1}
-    assert output.logprobs[0] == poisoned.execute(step(pair[0])).logprobs[0]
-
-
-def test_damage_in_the_middle_of_a_prompt_is_not_forgotten(poisoned: CpuRunner) -> None:
-    tokens = (HEALTHY[0], POISON, *HEALTHY[1:9])
-    for end in (3, 6):
-        assert set(poisoned.execute(step(work(tokens, (0,), end=end))).errors) == {0}
-    assert not poisoned.execute(step(work(HEALTHY[:9], (0,), end=6))).errors
 
 
 @pytest.mark.parametrize("kind", ["f32", "int8"])
@@ -103,7 +45,7 @@ def test_damaged_weights_are_an_error(make: Make, name: str, row: int, kind: str
     arrays[name][row, 3] = np.nan
     runner = make(checkpoint(PLAIN, arrays), kind, threads=2)
     for count in (1, 9):
-        plain = work(TOKENS[:count], (0,), params=PLAIN_GREEDY)
+        plain = work(TOKENS[:count], (0,), params=GREEDY)
         assert set(runner.execute(step(plain, work(TOKENS[:count], (1,)))).errors) == {0, 1}
     runner.close()
 
@@ -132,10 +74,10 @@ def test_an_idle_runner_costs_nothing(make: Make) -> None:
     runner.close()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", CPU_FORMATS)
 def test_threads_may_leave_and_return_between_steps(make: Make, kind: str) -> None:
     """Who takes no part in a step must not join it late, nor miss the next that wants it."""
-    items = work(TOKENS[:1], (13,)), work(TOKENS[3:5], (14,), params=PLAIN_GREEDY)
+    items = work(TOKENS[:1], (13,)), work(TOKENS[3:5], (14,), params=GREEDY)
     few, many = step(*items), crowd()
     quiet = make(kind=kind)
     wanted = quiet.execute(few), quiet.execute(many)

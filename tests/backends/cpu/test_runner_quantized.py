@@ -16,7 +16,7 @@ from ridgeline.model.files.safetensors_dir import load_directory
 from ridgeline.model.files.tensors import Checkpoint, Tensor
 from ridgeline.model.shape.model import Experts
 from tests.backends.cpu.machine import same_bits
-from tests.backends.cpu.test_runner import TOKENS, WIDE, Make, error, make, reference
+from tests.backends.runners import TOKENS, WIDE, Make, error, make, reference
 from tests.model.files.quantizers import mxfp4_values, write_safetensors
 from tests.model.files.test_quantized import FORMATS, SIZES, model
 from tests.tiny import checkpoint

@@ -33,7 +33,7 @@ from ridgeline.backends.step_codec import StepDecoder, StepEncoder
 from ridgeline.core.step import StepOutput, Work, sampled_from
 from ridgeline.model.shape.cache_groups import cache_groups
 from ridgeline.system.machine import DeviceLost
-from tests.backends.cpu.test_runner import FORMATS, MODELS, TOKENS, Make, make, step, work
+from tests.backends.runners import CPU_FORMATS, MODELS, TOKENS, Make, make, step, work
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.kept_kernels import KERNELS
 from tests.tiny import BY_LAYER, ENCODERS, PLAIN, RECURRENT, changed, checkpoint, new_setup
@@ -49,7 +49,7 @@ FREQUENT = ("int8", "int8-int4 cache")
     ("name", "kind"),
     [
         pytest.param("plain", kind, marks=() if kind in FREQUENT else pytest.mark.full)
-        for kind in FORMATS
+        for kind in CPU_FORMATS
     ]
     + [
         pytest.param(name, "int8", marks=pytest.mark.full)

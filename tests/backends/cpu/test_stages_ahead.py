@@ -16,7 +16,7 @@ from ridgeline.backends.cpu.pipeline.runner import Drawn, PartAhead
 from ridgeline.backends.step_codec import StepDecoder, StepEncoder
 from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.core.structured import StructuredOutputsParams
-from tests.backends.cpu.test_runner import step, work
+from tests.backends.runners import step, work
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 
 BLOCK, LONGEST = 16, 128

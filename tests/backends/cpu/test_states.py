@@ -17,7 +17,7 @@ from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.scheduling.policies import Policy, SplitFuse, Static
 from ridgeline.core.step import Step
 from ridgeline.serve.engine.async_engine import BisectingRunner
-from tests.backends.reference.test_runner import TOKENS, step, work
+from tests.backends.runners import TOKENS, step, work
 from tests.backends.test_memory import all_bytes
 from tests.backends.test_recurrent import KINDS, REQUESTS, Lone, answers, assert_same, ways
 from tests.kept_kernels import KERNELS
