@@ -43,18 +43,18 @@ Make = Callable[..., CpuRunner]
 def make() -> Iterator[Make]:
     made: list[CpuRunner] = []
 
-    def build(name: str, kind: str, num_threads: int = 1) -> CpuRunner:
-        dtype, cache_dtype, _ = FORMATS[kind]
+    def build(name: str, kind: str, threads: int = 1) -> CpuRunner:
+        dtype, kv_cache_dtype, _ = FORMATS[kind]
         runner = CpuRunner(
             checkpoint(ENCODERS[name]),
             new_setup(
                 dtype=dtype,
-                kv_cache_dtype=cache_dtype,
+                kv_cache_dtype=kv_cache_dtype,
                 num_blocks=48,
                 block_size=16,
                 max_model_len=MAX_LEN,
                 max_num_batched_tokens=512,
-                threads=num_threads,
+                threads=threads,
             ),
             kernel_cache=KERNELS,
         )
@@ -107,8 +107,8 @@ def test_the_reference_is_the_plain_computation(name: str, size: int) -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_cpu_backend_is_the_plain_computation(make: Make, name: str, kind: str) -> None:
-    for num_threads in (1, 2):
-        runner = make(name, kind, num_threads)
+    for threads in (1, 2):
+        runner = make(name, kind, threads)
         for size in SIZES:
             runner.cache[:] = 0
             assert error(vectors(runner, size), expected(name, size)) < FORMATS[kind][2]
@@ -143,8 +143,8 @@ def test_a_vector_depends_on_its_text_alone(make: Make, name: str, kind: str, po
     sizes = (1, 3, 17, 40, 90)
     runner = make(name, kind)
     wanted = [runner.execute(step(text(size, 0, pool))).vectors[0] for size in sizes]
-    for num_threads in (1, 2, 3):
-        runner = make(name, kind, num_threads)
+    for threads in (1, 2, 3):
+        runner = make(name, kind, threads)
         for shift in range(3):
             items = [text(size, 6 * i, pool) for i, size in enumerate(sizes)]
             items = items[shift:] + items[:shift]

@@ -109,23 +109,31 @@ def of_heads(head_dim: int) -> ModelArch:
     return changed(PLAIN, head_dim=head_dim, rope=Rope(theta=1e4, dim=head_dim))
 
 
-def bytes_per_token(arch: ModelArch, cache: str) -> int:
-    return cpu.footprint(arch, Setup("f32", cache, 16, 2, MAX_LEN, 1, 64)).kv_bytes_per_token
+def bytes_per_token(arch: ModelArch, kv_cache_dtype: str) -> int:
+    return cpu.footprint(
+        arch, Setup("f32", kv_cache_dtype, 16, 2, MAX_LEN, 1, 64)
+    ).kv_bytes_per_token
 
 
-@pytest.mark.parametrize("cache", [pytest.param("int8", marks=pytest.mark.full), "int8-int4"])
-def test_a_token_s_bytes_are_those_of_the_cache(cache: str, kernels: Path) -> None:
+@pytest.mark.parametrize(
+    "kv_cache_dtype", [pytest.param("int8", marks=pytest.mark.full), "int8-int4"]
+)
+def test_a_token_s_bytes_are_those_of_the_cache(kv_cache_dtype: str, kernels: Path) -> None:
     arch = of_heads(80)
     runner = CpuRunner(
         checkpoint(arch),
         new_setup(
-            dtype="f32", kv_cache_dtype=cache, num_blocks=9, max_num_batched_tokens=64, **SHAPE
+            dtype="f32",
+            kv_cache_dtype=kv_cache_dtype,
+            num_blocks=9,
+            max_num_batched_tokens=64,
+            **SHAPE,
         ),
         kernel_cache=kernels,
     )
     held = runner.memory()["kv_cache"].num_bytes
     runner.close()
-    assert held == 9 * BLOCK_SIZE * bytes_per_token(arch, cache)
+    assert held == 9 * BLOCK_SIZE * bytes_per_token(arch, kv_cache_dtype)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256, 512])

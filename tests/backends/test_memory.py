@@ -71,18 +71,18 @@ def test_of_the_reference(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cache"),
+    ("dtype", "kv_cache_dtype"),
     [
         ("int8", "int8"),
         pytest.param("f32", "int8", marks=pytest.mark.full),
         ("f32", "int8-int4"),
     ],
 )
-def test_of_the_cpu_backend(dtype: str, cache: str, kernels: Path) -> None:
+def test_of_the_cpu_backend(dtype: str, kv_cache_dtype: str, kernels: Path) -> None:
     arch = changed(WIDE, qkv_bias=True)
     runner = CpuRunner(
         checkpoint(arch),
-        new_setup(dtype=dtype, kv_cache_dtype=cache, max_num_batched_tokens=64, **SHAPE),
+        new_setup(dtype=dtype, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=64, **SHAPE),
         kernel_cache=kernels,
     )
     for act in (lambda: None, lambda: run(runner)):

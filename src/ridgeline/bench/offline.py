@@ -395,7 +395,7 @@ def _print_profile(phases: Sequence[Phase], roof: Roof) -> None:
 
 
 def _threads(roof: Roof) -> str:
-    return f"{roof.num_threads} thread{'s' if roof.num_threads > 1 else ''}"
+    return f"{roof.threads} thread{'s' if roof.threads > 1 else ''}"
 
 
 def _rates(phase: Phase, kind: str, roof: Roof) -> tuple[float, float, float] | None:
@@ -442,7 +442,7 @@ def _facts(llm: LLM, phases: Sequence[Phase], roof: Roof) -> dict[str, object]:
 
     return {
         "model": llm.path.name,
-        "threads": roof.num_threads,
+        "threads": roof.threads,
         "read_gb_per_s": round(roof.all_threads.read_bytes_per_s / 1e9, 1),
         "phases": {phase.title: of(phase) for phase in phases},
     }

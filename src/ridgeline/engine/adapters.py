@@ -80,15 +80,16 @@ def read_adapters(
 
 def room_for(options: Options, weights: Sequence[AdapterWeights]) -> tuple[int, int]:
     """Return the largest rank to make room for, and the bytes to leave for adapters at first."""
-    rank = max((one.rank for one in weights), default=0)
+    max_lora_rank = max((one.rank for one in weights), default=0)
     if options.enable_lora:
-        rank = max(rank, _RANK)
-    if rank and options.max_lora_rank:
-        rank = options.max_lora_rank
+        max_lora_rank = max(max_lora_rank, _RANK)
+    if max_lora_rank and options.max_lora_rank:
+        max_lora_rank = options.max_lora_rank
     if options.lora_memory:
-        return rank, parse_bytes(options.lora_memory, "--lora-memory")
+        return max_lora_rank, parse_bytes(options.lora_memory, "--lora-memory")
     num_bytes = sum(one.num_bytes for one in weights)
-    return rank, num_bytes + num_bytes // 8 + (_EXTRA_BYTES if options.enable_lora else 0)
+    num_bytes += num_bytes // 8 + (_EXTRA_BYTES if options.enable_lora else 0)
+    return max_lora_rank, num_bytes
 
 
 class Adapters:

@@ -394,6 +394,6 @@ def measure_and_save_roof(home: Path, report: Report = lambda done, total: None)
         {name: rate for name, rate in asdict(rates).items() if rate is not None}
         for rates in (roof.one_thread, roof.all_threads)
     )
-    kept = KeptRoof(processor_name(), roof.num_threads, round(time.time(), 3), one, many)
+    kept = KeptRoof(processor_name(), roof.threads, round(time.time(), 3), one, many)
     save_roof(home, kept)
     return kept

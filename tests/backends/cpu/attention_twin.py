@@ -77,15 +77,15 @@ def turned(heads: AttentionLayout, x: Array) -> Array:
 
 def cached(heads: AttentionLayout, k: Array, v: Array) -> Cached:
     """What the cache keeps of keys and values."""
-    if heads.cache != "int8" and heads.is_quantised:
+    if heads.kv_cache_dtype != "int8" and heads.is_quantised:
         (k, k_scale), (v, v_scale) = spans_to_bytes(heads, k), to_bytes(turned(heads, v))
         places = np.searchsorted(BORDERS, v, side="right")
         return Cached(k, np.array(LEVELS, np.int8)[places], k_scale, v_scale)
-    if heads.cache == "int8":
+    if heads.kv_cache_dtype == "int8":
         (k, k_scale), (v, v_scale) = spans_to_bytes(heads, k), to_bytes(v)
         return Cached(k, v, k_scale, v_scale)
-    narrow = np.float16 if heads.cache == "f16" else np.float32
-    most = MOST[heads.cache]
+    narrow = np.float16 if heads.kv_cache_dtype == "f16" else np.float32
+    most = MOST[heads.kv_cache_dtype]
     return Cached(*(np.clip(x, -most, most).astype(narrow) for x in (k, v)))
 
 
@@ -97,7 +97,7 @@ def layout(heads: AttentionLayout, records: Array, table: list[int], length: int
         if heads.is_quantised:
             bytes_k = data[:, : 16 * d].reshape(-1, d // 4, 16, 4).transpose(2, 0, 1, 3)
             k.append((bytes_k.reshape(16, -1, d).astype(np.int16) - 128).astype(np.int8))
-            if heads.cache == "int8":
+            if heads.kv_cache_dtype == "int8":
                 bytes_v = data[:, 16 * d : 32 * d].reshape(-1, 4, d, 4).transpose(1, 3, 0, 2)
                 v.append(bytes_v.reshape(16, -1, d).view(np.int8))
             else:
@@ -108,7 +108,7 @@ def layout(heads: AttentionLayout, records: Array, table: list[int], length: int
             own = data[:, -64 * (1 + d // heads.span) :].copy()
             scales.append(own.view(np.float32).reshape(len(data), -1, 16))
         else:
-            kind = np.float16 if heads.cache == "f16" else np.float32
+            kind = np.float16 if heads.kv_cache_dtype == "f16" else np.float32
             both = data.copy().view(kind).reshape(-1, 2, 16 * d)
             k.append(both[:, 0].reshape(-1, d, 16).transpose(2, 0, 1))
             v.append(both[:, 1].reshape(-1, 16, d).transpose(1, 0, 2))
@@ -197,7 +197,7 @@ def _attend_head(
     if heads.is_quantised:
         assert cache.v_scale is not None
         out = _weigh_bytes(p, v, cache.v_scale[seen, kv_head], denominator)
-        if heads.cache == "int8":
+        if heads.kv_cache_dtype == "int8":
             return out
         return turned(heads, out) * F32(1 / (heads.size & -heads.size))
     out = np.zeros(heads.size, np.float32)

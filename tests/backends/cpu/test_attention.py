@@ -98,7 +98,7 @@ class Text:
 @cache
 def text(shape: str, kind: str) -> Text:
     heads, rng = (
-        replace((SHAPES | WIDE | NARROW)[shape], cache=kind),
+        replace((SHAPES | WIDE | NARROW)[shape], kv_cache_dtype=kind),
         np.random.default_rng(len(shape)),
     )
     total = heads.num_heads + 2 * heads.num_kv_heads
@@ -379,4 +379,6 @@ def test_the_twin_is_attention(attention: Built) -> None:
         exact = p @ v[seen, kv_head] / (p.sum() + lost)
         got = attention.wanted(position, window=window)[0, head]
         error = np.abs(got - exact).max() / np.abs(v).max()
-        assert error < {"int8": 0.02, "int8-int4": 0.1, "f16": 1e-3, "f32": 1e-6}[heads.cache]
+        assert (
+            error < {"int8": 0.02, "int8-int4": 0.1, "f16": 1e-3, "f32": 1e-6}[heads.kv_cache_dtype]
+        )

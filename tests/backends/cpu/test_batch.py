@@ -51,7 +51,7 @@ chunks = st.lists(
 
 @given(
     chunks=chunks,
-    num_threads=st.integers(1, 5),
+    threads=st.integers(1, 5),
     tile=st.integers(1, 16),
     shortest=st.sampled_from([2, 16]),
     per_block=st.integers(1, 3),
@@ -60,7 +60,7 @@ chunks = st.lists(
 )
 def test_any_step(
     chunks: list[tuple[int, int]],
-    num_threads: int,
+    threads: int,
     tile: int,
     shortest: int,
     per_block: int,
@@ -69,9 +69,7 @@ def test_any_step(
 ) -> None:
     work, tables = make_work(chunks, 16 * per_block)
     together = min(shortest, tile), tile
-    batch = arrange(
-        work, num_threads, together, per_block, row_block=row_block, mixed_rows=mixed_rows
-    )
+    batch = arrange(work, threads, together, per_block, row_block=row_block, mixed_rows=mixed_rows)
     num_tokens = sum(count for _, count in chunks)
     assert len(batch.tokens) == num_tokens
     assert sorted(batch.row_of_token) == list(range(num_tokens))  # one row for each token
@@ -87,16 +85,16 @@ def test_any_step(
             assert batch.tables[first : first + len(records)] == records
             i += 1
     if num_tokens > mixed_rows:
-        assert_dealt(batch, num_threads, together, row_block)
-        assert_asked_last(batch, work, num_threads)
+        assert_dealt(batch, threads, together, row_block)
+        assert_asked_last(batch, work, threads)
     else:
         assert not batch.blocks
 
 
-def assert_dealt(batch: Batch, num_threads: int, together: tuple[int, int], row_block: int) -> None:
+def assert_dealt(batch: Batch, threads: int, together: tuple[int, int], row_block: int) -> None:
     """Threads own the blocks between them, blocks the rows, and items each block's rows."""
     bounds, blocks = batch.block_bounds, batch.blocks
-    assert (bounds[0], bounds[-1], len(bounds)) == (0, len(blocks) - 1, num_threads + 1)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, len(blocks) - 1, threads + 1)
     assert bounds == sorted(bounds)
     assert (blocks[0], blocks[-1]) == ((0, 0), (len(batch.tokens), len(batch.items)))
     for (low, item), (high, next_item) in pairwise(blocks):
@@ -117,7 +115,7 @@ def row_bounds(batch: Batch) -> list[int]:
     return [batch.blocks[block][0] for block in batch.block_bounds]
 
 
-def assert_asked_last(batch: Batch, work: tuple[Work, ...], num_threads: int) -> None:
+def assert_asked_last(batch: Batch, work: tuple[Work, ...], threads: int) -> None:
     """Rows with an output lie from a thread's ``output_begins`` block on, and little else does."""
     wanted: list[int] = []
     for item, end in zip(work, batch.ends, strict=True):

@@ -15,9 +15,9 @@ from tests.tiny import ARCHS, checkpoint
 __all__ = ["make"]  # a fixture
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_no_more_experts_are_read_than_rows_meet(
-    make: Make, num_threads: int, monkeypatch: pytest.MonkeyPatch
+    make: Make, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted by the kernels, and by who is met in the reference; one thread shares no blocks."""
     met: list[int] = []
@@ -30,14 +30,14 @@ def test_no_more_experts_are_read_than_rows_meet(
     routes = parts.routes
     monkeypatch.setattr(parts, "routes", counted)
     wanted = reference(checkpoint(ARCHS["many experts"]))
-    runner = make("many experts", "f32", threads=num_threads)
+    runner = make("many experts", "f32", threads=threads)
     counters, start = runner.profile(), 0
     for end in (40, 41, 44, 56):
         met.clear()
         wanted.prompt_logits(TOKENS[start:end], start)
         runner.prompt_logits(TOKENS[start:end], start)
         num_read = counters.take()["experts"].sum()
-        if end > 40 or num_threads == 1:
+        if end > 40 or threads == 1:
             assert num_read == sum(met) < 2 * 20
         else:
             assert sum(met) <= num_read <= 2 * sum(met)

@@ -263,7 +263,7 @@ def test_this_processor_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "cache"),
+    ("name", "dtype", "kv_cache_dtype"),
     [
         ("arm-i8mm", "auto", "int8"),
         ("arm-dotprod", "int8", "f16"),
@@ -273,7 +273,7 @@ def test_this_processor_is_known() -> None:
         ("arm", "bf16", "f16"),
     ],
 )
-def test_all_of_a_model_compiles_for_arm(name: str, dtype: str, cache: str) -> None:
+def test_all_of_a_model_compiles_for_arm(name: str, dtype: str, kv_cache_dtype: str) -> None:
     arch = changed(PLAIN, qkv_bias=True, qk_norm="head", o_bias=True)
     target = TARGETS[name]
     kinds = {
@@ -281,11 +281,11 @@ def test_all_of_a_model_compiles_for_arm(name: str, dtype: str, cache: str) -> N
         "int8": ("s4", "w8"),
         "int8-row": ("s4", "r8", "w8"),
     }.get(dtype, (dtype,))
-    text = assembly(model_sizes(arch, dtype, cache), kinds, arch.norm_eps, target)
+    text = assembly(model_sizes(arch, dtype, kv_cache_dtype), kinds, arch.norm_eps, target)
     initialize_all()
     module = llvm.parse_assembly(text)
     instructions = target.machine.emit_assembly(module)
-    has_bytes = dtype not in ("f32", "bf16") or cache == "int8"
+    has_bytes = dtype not in ("f32", "bf16") or kv_cache_dtype == "int8"
     assert ("\tusdot" in instructions) == (target.processor.dot is Dot.USDOT and has_bytes)
     assert ("\tsdot" in instructions) == (target.processor.dot is Dot.SDOT and has_bytes)
     assert "\thint" in instructions or "\tyield" in instructions

@@ -12,7 +12,9 @@ from ridgeline.backends.cpu.layout.shapes import AttentionLayout
 from ridgeline.model.shape.model import Attention
 
 ATTENTION = Attention(num_heads=2, num_kv_heads=2, head_dim=44, rope=None, qkv_bias=True)
-HEADS = AttentionLayout(ATTENTION, 2, half=16, rest=16, num_channels=44, cache="int8", eps=1e-5)
+HEADS = AttentionLayout(
+    ATTENTION, 2, half=16, rest=16, num_channels=44, kv_cache_dtype="int8", eps=1e-5
+)
 KEYS = slice(2 * HEADS.size, 4 * HEADS.size)
 
 
@@ -70,6 +72,6 @@ def test_turns_are_the_rope_tables_by_pair() -> None:
 
 def test_only_int8_keys_are_split() -> None:
     assert HEADS.splits_key_bias
-    assert not replace(HEADS, cache="f16").splits_key_bias
+    assert not replace(HEADS, kv_cache_dtype="f16").splits_key_bias
     for change in ({"qkv_bias": False}, {"qk_norm": "head"}):
         assert not replace(HEADS, attention=replace(ATTENTION, **change)).splits_key_bias

@@ -39,12 +39,12 @@ def make() -> Iterator[Make]:
     made = []
 
     def build(name: str = "plain", kind: str = "int8", arrays: Any = None, **options: Any) -> Any:
-        dtype, cache_dtype = FORMATS[kind]
+        dtype, kv_cache_dtype = FORMATS[kind]
         shape = {"num_blocks": 40, "block_size": 16, "max_model_len": MAX_LEN}
         rest = {"max_num_batched_tokens": 256, "threads": 1, "max_lora_rank": RANK} | options
         runner = CpuRunner(
             checkpoint(ARCHS[name], arrays),
-            new_setup(dtype=dtype, kv_cache_dtype=cache_dtype, **shape, **rest),
+            new_setup(dtype=dtype, kv_cache_dtype=kv_cache_dtype, **shape, **rest),
             kernel_cache=KERNELS,
         )
         made.append(runner)
@@ -159,8 +159,8 @@ def test_a_rows_bits_are_its_own(make: Make, kind: str) -> None:
     without = make(kind=kind, max_lora_rank=0)
     plain = {end: run(without, work(0, 0, end))[0] for end in (1, 5, 14, 70)}
     alone: dict[tuple[int, int], bytes] = {}
-    for num_threads in (1, 3):
-        runner = make(kind=kind, threads=num_threads)
+    for threads in (1, 3):
+        runner = make(kind=kind, threads=threads)
         kept = [runner.add_adapter(n, adapter) for n, adapter in adapters.items()]
         for end in plain:
             assert run(runner, work(0, 0, end))[0] == plain[end]
@@ -189,8 +189,8 @@ def test_threads_and_batches_change_no_bit_of_other_structures(
 ) -> None:
     adapter = random_adapter(ARCHS[name], rank=5, names=adapted(ARCHS[name]))
     found = set()
-    for num_threads in (1, 2):
-        runner = make(name, kind, threads=num_threads)
+    for threads in (1, 2):
+        runner = make(name, kind, threads=threads)
         kept = runner.add_adapter(1, adapter)
         found.add(run(runner, work(0, 1, 5))[0])
         found.add(run(runner, work(0, 1, 5), work(1, 0, 9))[0])

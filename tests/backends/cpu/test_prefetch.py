@@ -49,8 +49,8 @@ def machine() -> Machine:
     return build(emit)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_a_thread_goes_on_with_its_own_next_share(machine: Machine, num_threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_thread_goes_on_with_its_own_next_share(machine: Machine, threads: int) -> None:
     """Through a layer's matrices, then the next layer's; behind the last there is none."""
     shape = (NUM_LAYERS, len(MATRICES))
     tiles = 10_000 * (1 + np.arange(14).reshape(shape))
@@ -62,25 +62,27 @@ def test_a_thread_goes_on_with_its_own_next_share(machine: Machine, num_threads:
             layers[:, LAYER.index(f"{matrix}_{part}")] = words[:, j]
     found, args = at(np.zeros(shape, np.int64)), at(np.zeros(len(ARGUMENTS), np.int64))
     for name, value in (
-        ("num_threads", num_threads), ("layers", address(layers)), ("x", address(found)),
+        ("threads", threads), ("layers", address(layers)), ("x", address(found)),
     ):  # fmt: skip
         args[ARGUMENTS.index(name)] = value
-    for thread in range(num_threads):
-        begins = tiles + num_tiles * thread // num_threads * tile_bytes
+    for thread in range(threads):
+        begins = tiles + num_tiles * thread // threads * tile_bytes
         after = np.roll(begins.reshape(-1), -1).reshape(shape)
         after[-1, -1] = begins[-1, 0]
         machine.run("share", args, thread)
         np.testing.assert_array_equal(found, after)
         for end in range(1, 19):
-            is_last = end == num_tiles * (thread + 1) // num_threads
+            is_last = end == num_tiles * (thread + 1) // threads
             machine.run("next", args, thread, end)
             np.testing.assert_array_equal(found, np.where(is_last, after, tiles + end * tile_bytes))
 
 
-@pytest.mark.parametrize(("cache", "value_share"), [("int8", 1.0), ("int8-int4", 0.5)])
-def test_keys_and_scales_of_the_next_head_are_prefetched(cache: str, value_share: float) -> None:
+@pytest.mark.parametrize(("kv_cache_dtype", "value_share"), [("int8", 1.0), ("int8-int4", 0.5)])
+def test_keys_and_scales_of_the_next_head_are_prefetched(
+    kv_cache_dtype: str, value_share: float
+) -> None:
     """Of the blocks in the table and no others; its values come with the scores."""
-    heads = replace(SIZES.kinds[0].heads, cache=cache)
+    heads = replace(SIZES.kinds[0].heads, kv_cache_dtype=kv_cache_dtype)
     stride = 3 * heads.record_bytes
     records, table = aligned(8 * stride, np.uint8), at(np.int32([6, 0, 3, 5]))
     lines = prefetched(

@@ -87,18 +87,18 @@ def test_a_slow_moment_at_first_does_not_make_all_rounds_too_short(
 
 
 @pytest.mark.usefixtures("hurry")
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_measuring_reports_progress_and_finds_every_rate(num_threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_measuring_reports_progress_and_finds_every_rate(threads: int) -> None:
     seen: list[tuple[int, int]] = []
-    found = roof.measure_roof(num_threads, lambda done, total: seen.append((done, total)))
+    found = roof.measure_roof(threads, lambda done, total: seen.append((done, total)))
     assert seen == [(i, len(seen)) for i in range(len(seen))]
-    assert found.num_threads == num_threads
+    assert found.threads == threads
     for rates in (found.one_thread, found.all_threads):
         assert rates.read_bytes_per_s > 0
         assert rates.int8_ops_per_s > 0
         assert rates.f32_ops_per_s > 0
         assert (rates.bf16_ops_per_s is not None) == ("bf16" in TILES)
-    assert (found.one_thread == found.all_threads) == (num_threads == 1)
+    assert (found.one_thread == found.all_threads) == (threads == 1)
 
 
 @pytest.mark.usefixtures("hurry")
@@ -110,19 +110,19 @@ def test_buffers_are_really_there() -> None:
     assert roof._buffer(1 << 16).min() == 1
 
 
-@pytest.mark.parametrize(("num_threads", "bf16"), [(1, None), (4, 5e11)])
+@pytest.mark.parametrize(("threads", "bf16"), [(1, None), (4, 5e11)])
 def test_doctor_prints_a_line_for_each_part(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_threads: int, bf16: float | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, threads: int, bf16: float | None
 ) -> None:
     one, many = Rates(2e10, 1e12, bf16, 2.5e11), Rates(4.56e10, 4e12, bf16, 1e12)
-    found = Roof(num_threads, one, many)
-    monkeypatch.setattr(roof, "measure_roof", lambda num_threads, report: found)
+    found = Roof(threads, one, many)
+    monkeypatch.setattr(roof, "measure_roof", lambda threads, report: found)
     lines = dict(doctor.roof_facts(tmp_path))
     assert ("bf16 roof" in lines) == (bf16 is not None)
     assert len({len(line) for line in lines.values()}) == 1  # aligned
     assert "20.0 GB/s" in lines["memory roof"]
     assert "1,000.0 GOP/s" in lines["int8 roof"]
-    assert ("45.6 GB/s  on 4" in lines["memory roof"]) == (num_threads == 4)
+    assert ("45.6 GB/s  on 4" in lines["memory roof"]) == (threads == 4)
 
 
 @pytest.mark.usefixtures("hurry")

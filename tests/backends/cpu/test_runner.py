@@ -156,8 +156,8 @@ def test_any_number_of_threads(make: Make, name: str, kind: str) -> None:
     few = step(work(TOKENS[:1], (13,)), work(TOKENS[3:5], (14,)))
     some = step(work(TOKENS[2:10], (13,)), work(TOKENS[7:8], (14,)), work(TOKENS[:5], (15,)))
     wanted = None
-    for num_threads in (1, 2, 3, 4):
-        runner = make(name, kind, threads=num_threads)
+    for threads in (1, 2, 3, 4):
+        runner = make(name, kind, threads=threads)
         got = [*map(runner.execute, (crowd(), few, some)), runner.prompt_logits(TOKENS).tobytes()]
         wanted = wanted or got
         assert got == wanted
@@ -210,8 +210,8 @@ def test_a_vector_depends_on_its_text_alone(make: Make, kind: str, how: str) -> 
     """Bit for bit: beside anything, on any number of threads; the last state also in pieces."""
     (wanted,) = make("plain", kind).execute(step(pool(TOKENS[:37], 0, how))).vectors.values()
     others = crowd().work
-    for num_threads in (1, 2, 3):
-        runner = make("plain", kind, threads=num_threads)
+    for threads in (1, 2, 3):
+        runner = make("plain", kind, threads=threads)
         for before in (0, 1, 2, 5):
             items = (*others[:before], pool(TOKENS[:37], 16, how), *others[before:])
             assert runner.execute(step(*items)).vectors == {before: wanted}

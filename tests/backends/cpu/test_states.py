@@ -86,8 +86,8 @@ def test_logits_in_bytes(make: Make, name: str) -> None:
 def test_no_bit_depends_on_cuts_and_threads(make: Make, name: str, dtype: str) -> None:
     """In pieces that are split by outputs, mixed and by tokens."""
     wanted = None
-    for num_threads in (1, 3):
-        runner = make(name, dtype, threads=num_threads)
+    for threads in (1, 3):
+        runner = make(name, dtype, threads=threads)
         for sizes in ([50], [1, 6, 7, 16, 17, 3], [1] * 50):
             found, begin = [], 0
             for size in sizes:

@@ -49,7 +49,9 @@ def test_several_queries_see_what_each_sees_alone(attention: Built, window: int 
 @pytest.mark.parametrize("kind", ["int8", "int8-int4", "f16", "f32"])
 def test_what_tiles_cannot_read_stays_with_vectors(kind: str) -> None:
     """They read bytes, 64 channels of a record's keys at a time, and 32 channels of values."""
-    suited = {shape for shape, heads in SHAPES.items() if replace(heads, cache=kind).suits_tiles}
+    suited = {
+        shape for shape, heads in SHAPES.items() if replace(heads, kv_cache_dtype=kind).suits_tiles
+    }
     wide = {shape for shape in SUITED if shape in SHAPES and SHAPES[shape].size > 32}
     wanted = {"int8": {*SUITED} - {*WIDE} | {"group 1, padded", "group 2, norms behind rope"}}
     assert suited == (wanted | {"int8-int4": wide}).get(kind, set())

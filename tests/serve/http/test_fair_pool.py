@@ -28,10 +28,10 @@ class Bench:
         begun: the pieces that were begun, in order.
     """
 
-    def __init__(self, num_threads: int, most_waiting: int = 100) -> None:
+    def __init__(self, max_workers: int, most_waiting: int = 100) -> None:
         self.now_s = 100.0
         self.pace = Pacer(lambda: self.now_s, num_processors=2)
-        self.turns = FairThreadPool(num_threads, "test", most_waiting, self.pace)
+        self.turns = FairThreadPool(max_workers, "test", most_waiting, self.pace)
         self.begun: list[str] = []
         self._num_sent, self._news = 0, asyncio.Event()  # to threads; and that one has begun
         run = asyncio.get_running_loop().run_in_executor
@@ -87,11 +87,11 @@ class Bench:
 
 
 def on_a_bench(
-    num_threads: int, **options: Any
+    max_workers: int, **options: Any
 ) -> Callable[[Callable[[Bench], Awaitable[None]]], Callable[[], None]]:
     def wrap(test: Callable[[Bench], Awaitable[None]]) -> Callable[[], None]:
         async def run() -> None:
-            bench = Bench(num_threads, **options)
+            bench = Bench(max_workers, **options)
             try:
                 await test(bench)
             finally:

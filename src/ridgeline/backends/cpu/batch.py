@@ -39,14 +39,14 @@ class Batch:
 
 def arrange(
     work: tuple[Work, ...],
-    num_threads: int,
+    threads: int,
     together: tuple[int, int],
     records_per_block: int,
     windows: tuple[int | None, ...] = (None,),
     row_block: int = ROW_BLOCK,
     mixed_rows: int = MIXED_ROWS,
 ) -> Batch:
-    """Assign a step's tokens to ``num_threads``; they attend one by one or ``together``.
+    """Assign a step's tokens to ``threads``; they attend one by one or ``together``.
 
     That is the smallest and the largest number of consecutive ones.
 
@@ -61,7 +61,7 @@ def arrange(
         for index, item in enumerate(work):
             rows.append(index, 0, len(item.tokens))
     else:
-        for without_output, with_output in _assigned(work, num_threads, together[1]):
+        for without_output, with_output in _assigned(work, threads, together[1]):
             bounds.append(len(rows.blocks))
             last = len(rows.tokens) + sum(
                 high - low for _, low, high in without_output + with_output
@@ -137,14 +137,14 @@ class _RowLists:
 
 
 def _assigned(
-    work: tuple[Work, ...], num_threads: int, tile: int
+    work: tuple[Work, ...], threads: int, tile: int
 ) -> list[tuple[list[Chunk], list[Chunk]]]:
     """Assign chunks to the least loaded thread: first those without outputs, then those with.
 
     With many rows a chunk fills a record of the cache: two threads that write to the same lines of
     memory slow each other down.
     """
-    is_many = sum(len(item.tokens) for item in work) >= num_threads * ROW_BLOCK
+    is_many = sum(len(item.tokens) for item in work) >= threads * ROW_BLOCK
     size = TOKENS if is_many else tile * max(1, 8 // tile)
     chunks: tuple[list[Chunk], list[Chunk]] = [], []
     for i, item in enumerate(work):
@@ -154,8 +154,8 @@ def _assigned(
             has_output = item.targets or item.similar or high > sampled_from(item)
             has_output = has_output or item.pool not in ("", "last")
             chunks[bool(has_output)].append((i, low, high))
-    assigned: list[tuple[list[Chunk], list[Chunk]]] = [([], []) for _ in range(num_threads)]
-    held = [0] * num_threads
+    assigned: list[tuple[list[Chunk], list[Chunk]]] = [([], []) for _ in range(threads)]
+    held = [0] * threads
     for kind, of_kind in enumerate(chunks):
         for chunk in of_kind:
             thread = held.index(min(held))

@@ -235,11 +235,11 @@ class CpuRunner:
     def _prepare(self, work: tuple[Work, ...], given: HiddenRows | None = None) -> Batch:
         """Put a step's work into the kernels' arguments."""
         few = sum(len(item.tokens) for item in work) <= ADAPTIVE_ROWS
-        num_threads = self._adaptive_threads.size if few else self._threads
+        threads = self._adaptive_threads.size if few else self._threads
         records = self.block_size // TOKENS
         sizes = self.sizes
         batch = arrange(
-            work, num_threads, sizes.together, records, self._windows,
+            work, threads, sizes.together, records, self._windows,
             row_block=sizes.row_block, mixed_rows=sizes.mixed_rows,
         )  # fmt: skip
         if self._has_unlike_records:
@@ -267,7 +267,7 @@ class CpuRunner:
             buffers.by_row["order"][: len(batch.tokens)] = batch.row_of_token
             buffers.put_segments(segments(work))
         buffers.put_tables(batch.tables)
-        buffers.put(does_layers=1, num_rows=len(batch.tokens), num_threads=num_threads)
+        buffers.put(does_layers=1, num_rows=len(batch.tokens), threads=threads)
         return batch
 
     def _embed(self, work: tuple[Work, ...], batch: Batch) -> None:
@@ -400,8 +400,8 @@ class CpuRunner:
         count, buffers = len(rows), self._buffers
         needed = max(logits_rows, default=-1) + 1
         buffers.hold_logits(needed)
-        num_threads = buffers.get("num_threads")
-        best = buffers.by_row["argmax"][: count * num_threads]
+        threads = buffers.get("threads")
+        best = buffers.by_row["argmax"][: count * threads]
         best[:] = NOTHING_YET
         buffers.by_row["head_rows"][:count] = rows
         buffers.by_row["logits_rows"][:count] = logits_rows
@@ -420,11 +420,11 @@ class CpuRunner:
             self._adaptive_threads.note(num_rows, time.perf_counter() - begin_s)
         buffers.put(does_layers=0)
         if prunes and count and self.weights.head is not None:
-            first = self.arch.num_layers * num_threads
-            exact = sum(buffers.exact[first : first + num_threads].tolist())
+            first = self.arch.num_layers * threads
+            exact = sum(buffers.exact[first : first + threads].tolist())
             self._pruning[prunes].note(exact / len(self.weights.head.data))
         # Lists, as in ``batch``; of what threads found the greatest is the answer.
-        shares = [iter(best.tolist())] * num_threads
+        shares = [iter(best.tolist())] * threads
         greatest = map(max, zip(*shares, strict=True))
         return [(~place, not non_finite) for _, non_finite, place in greatest]
 

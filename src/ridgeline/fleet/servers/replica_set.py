@@ -83,14 +83,14 @@ def plan_servers(
     """
     checkpoint = load_checkpoint(locate(model).path)
     adapters = read_adapters(options.adapters, Base.of(checkpoint)).values()
-    rank, lora_bytes = room_for(options, [weights for _, weights in adapters])
+    max_lora_rank, lora_bytes = room_for(options, [weights for _, weights in adapters])
     beside_bytes = num * guards_bytes(guards, options)
     reserved_bytes += num * lora_bytes + beside_bytes
     limit_bytes = limit_bytes and max(0, limit_bytes - beside_bytes)
     threads = options.threads or max(1, usable_cpus() // num)
     options = replace(options, threads=threads)
     resolved = partial(
-        resolve, options, checkpoint, reserved_bytes=reserved_bytes, max_lora_rank=rank
+        resolve, options, checkpoint, reserved_bytes=reserved_bytes, max_lora_rank=max_lora_rank
     )
     config = resolved(limit_bytes=limit_bytes)
     if num > 1:

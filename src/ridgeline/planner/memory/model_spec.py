@@ -59,12 +59,12 @@ class AdapterRoom(NamedTuple):
     """Room for adapters.
 
     Attributes:
-        rank: the largest that steps have working memory for; 0 if there are none.
+        max_lora_rank: the largest that steps have working memory for; 0 if there are none.
         num_bytes: of all adapters, on one device.
         how: how that is known.
     """
 
-    rank: int = 0
+    max_lora_rank: int = 0
     num_bytes: int = 0
     how: str = FROM_FILE
 
@@ -358,8 +358,8 @@ def adapter_room(flags: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoom
     base = Base.of(checkpoint) if checkpoint else None
     adapters = read_adapters(options.adapters, base) if base else {}
     weights = [one for _, one in adapters.values()]
-    rank, num_bytes = room_for(options, weights)
-    if not rank:
+    max_lora_rank, num_bytes = room_for(options, weights)
+    if not max_lora_rank:
         if flags.max_lora_rank or flags.lora_memory:
             raise ValueError(
                 "--max-lora-rank and --lora-memory need adapters: name some with --lora, or "
@@ -367,9 +367,9 @@ def adapter_room(flags: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoom
             )
         return NO_ADAPTERS
     for name, one in zip(adapters, weights, strict=True):
-        if one.rank > rank:
+        if one.rank > max_lora_rank:
             raise ValueError(
                 f"--lora {name}: its rank is {one.rank}: give --max-lora-rank {one.rank}"
             )
     is_read = not flags.lora_memory and not flags.enable_lora
-    return AdapterRoom(rank, num_bytes, FROM_FILE if is_read else ASSUMED)
+    return AdapterRoom(max_lora_rank, num_bytes, FROM_FILE if is_read else ASSUMED)

@@ -149,7 +149,7 @@ def _wanted(
         max_model_len=longest,
         max_num_seqs=min(engine.max_num_seqs, batched),
         max_num_batched_tokens=batched,
-        max_lora_rank=spec.adapters.rank,
+        max_lora_rank=spec.adapters.max_lora_rank,
         groups=() if arch is None else cache_groups(arch),
     )
 

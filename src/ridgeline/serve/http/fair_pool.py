@@ -53,19 +53,19 @@ class FairThreadPool:
 
     def __init__(
         self,
-        num_threads: int,
+        max_workers: int,
         name: str,
         most_waiting: int = _MOST_WAITING,
         pace: Pacer | None = None,
     ) -> None:
-        """Have work done by ``num_threads``, at least 2; of a key at most ``most_waiting`` wait.
+        """Have work done by ``max_workers``, at least 2; of a key at most ``most_waiting`` wait.
 
         ``pace`` says how long a key rests; without it nobody does.
         """
-        self._num_threads, self._most_waiting = max(2, num_threads), most_waiting
+        self._max_workers, self._most_waiting = max(2, max_workers), most_waiting
         self._pace = pace or Pacer()
         self._wake: asyncio.TimerHandle | None = None  # when the first of those that rest may begin
-        self._threads = ThreadPoolExecutor(self._num_threads, name)
+        self._threads = ThreadPoolExecutor(self._max_workers, name)
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._num_running: Counter[str] = Counter()
         self._used_s: defaultdict[str, float] = defaultdict(float)
@@ -104,7 +104,7 @@ class FairThreadPool:
     def is_free(self) -> bool:
         """Whether the caller's work would begin at once, or when the caller has rested."""
         caller = CALLER.get()
-        has_thread = self._num_running[caller] < self._num_threads - 1
+        has_thread = self._num_running[caller] < self._max_workers - 1
         return has_thread and not self._waiting.get(caller)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class FairThreadPool:
         if self._wake:
             self._wake.cancel()
             self._wake = None
-        while self._num_running.total() < self._num_threads:
+        while self._num_running.total() < self._max_workers:
             waiting = [one for one, turns in self._waiting.items() if turns]
             ready = [one for one in waiting if self._may_begin(one)]
             if not ready:
@@ -163,7 +163,7 @@ class FairThreadPool:
                 turn.set_result(None)
 
     def _may_begin(self, caller: str) -> bool:
-        has_thread = self._num_running[caller] < self._num_threads - 1
+        has_thread = self._num_running[caller] < self._max_workers - 1
         return has_thread and not self._pace.rest_s(caller)
 
 

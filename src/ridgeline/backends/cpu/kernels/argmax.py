@@ -154,7 +154,7 @@ def head(thread: StepEmitter) -> None:
     """
     fn, args, sizes = thread.fn, thread.args, thread.sizes
     form, act_scales_stride = sizes.activations, sizes.head_act_scales_stride
-    with fn.loop(args["num_head_rows"], start=thread.number, step=args["num_threads"]) as j:
+    with fn.loop(args["num_head_rows"], start=thread.number, step=args["threads"]) as j:
         row = fn.load(args["head_rows"] + j * 4, I32, 4).signed(I64)
         target = args["head_x"] + j * sizes.head_x_stride
         out = target if form == "floats" else thread.floats("in", fn.i64(0))
@@ -255,7 +255,7 @@ def _pruned(thread: StepEmitter) -> None:
     # race is harmless.
     with fn.loop(num_rows) as j:
         highest = fn.var(fn.value(-math.inf, F32))
-        with fn.loop(args["num_threads"]) as owner:
+        with fn.loop(args["threads"]) as owner:
             so_far = fn.load(_entry(thread, "argmax", j, owner), F32, 4)
             highest.set(maximum(highest.get(), so_far))
         common = fn.load(proxy_logits + j * stride + num_tiles * (TILE * 4), F32, 4)
@@ -288,7 +288,7 @@ def _each_candidate(
     fn, args = thread.fn, thread.args
     candidate = fn.var(fn.i64(-1))
     with (
-        fn.loop(args["head_num_tiles"], start=thread.number, step=args["num_threads"]) as t,
+        fn.loop(args["head_num_tiles"], start=thread.number, step=args["threads"]) as t,
         fn.when(is_candidate(t)),
     ):
         with fn.when(candidate.get() >= 0):
@@ -356,7 +356,7 @@ def _exact(thread: StepEmitter, tile: Value, next_tile: Value, logits: Value | N
     fn, args = thread.fn, thread.args
     logits = thread.local("logits") if logits is None else logits
     num_rows, first = args["num_head_rows"], tile * TILE
-    counters = args["shares"] + thread.sizes.num_layers * args["num_threads"] * SHARE_BYTES
+    counters = args["shares"] + thread.sizes.num_layers * args["threads"] * SHARE_BYTES
     fetch_add(fn, counters + thread.number * SHARE_BYTES + EXACT_AT, 1)
     tiles, rows = (tile, tile + 1, next_tile), (fn.i64(0), num_rows)
     _matmul(thread, "head", tiles, rows, logits - first * 4, TILE * 4)
@@ -399,4 +399,4 @@ def _entry(thread: StepEmitter, word: str, row: Value, owner: Value | None = Non
     """Return where a thread, this one if none is named, keeps what it found in a row."""
     args = thread.args
     number = thread.number if owner is None else owner
-    return args[word] + (row * args["num_threads"] + number) * ARGMAX_BYTES
+    return args[word] + (row * args["threads"] + number) * ARGMAX_BYTES

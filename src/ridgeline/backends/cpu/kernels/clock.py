@@ -95,10 +95,10 @@ def emit_clock(module: object) -> None:
 class CycleCounters:
     """Where compiled code spent its time: the threads' counters, in cycles and seconds."""
 
-    def __init__(self, clock: Callable[[int], None], num_threads: int) -> None:
+    def __init__(self, clock: Callable[[int], None], threads: int) -> None:
         """Begin to count; ``clock`` is the compiled function."""
         self._clock = clock
-        self._words: NDArray[np.int64] = aligned((num_threads, ROW_WORDS), np.int64)
+        self._words: NDArray[np.int64] = aligned((threads, ROW_WORDS), np.int64)
         self._previous = self._words.copy()
         self._begin = self._now()
 
@@ -108,7 +108,7 @@ class CycleCounters:
         return address(self._words)
 
     def take(self) -> Mapping[str, NDArray[np.int64]]:
-        """Return the cycles of each thread ``[num_threads]`` by kind, since the last call.
+        """Return the cycles of each thread ``[threads]`` by kind, since the last call.
 
         Of the kind "experts" it is how many experts' matrices it read.
         """

@@ -345,7 +345,7 @@ def _inner_values(
     if shared:
         thread.barrier()
     if whole_rows:
-        rows = (thread.number, thread.args["num_threads"]) if shared else (fn.i64(0), 1)
+        rows = (thread.number, thread.args["threads"]) if shared else (fn.i64(0), 1)
         with fn.loop(count, start=rows[0], step=rows[1]) as m:
             row_parts.quantise(thread, "gated", gate + m * stride, m, ffn.size, scope=scope)
         if shared:

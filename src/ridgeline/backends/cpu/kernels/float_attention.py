@@ -13,7 +13,7 @@ from ridgeline.backends.cpu.layout.shapes import TOKENS, AttentionLayout
 
 def load_cached(fn: Function, heads: AttentionLayout, at: Value) -> Value:
     """Return 16 values of the cache as floats."""
-    if heads.cache == "f32":
+    if heads.kv_cache_dtype == "f32":
         return fn.load(at, FLOATS, 4)
     return fn.load(at, vec(F16, 16), 2).signed(F32)
 

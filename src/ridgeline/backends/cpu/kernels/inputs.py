@@ -64,7 +64,7 @@ def make_inputs(thread: StepEmitter) -> None:
             next_address=thread.tile(args, "inputs", tiles[0]),
         )  # fmt: skip
     thread.barrier()
-    with fn.loop(num_rows, start=thread.number, step=args["num_threads"]) as m:
+    with fn.loop(num_rows, start=thread.number, step=args["threads"]) as m:
         _MAKE.call(
             fn, product=args["input_products"] + m * stride, row=args["inputs"] + m * stride,
             weight=args["inputs_norm"],

@@ -169,7 +169,7 @@ def _as_cached(heads: AttentionLayout, x: Value) -> Value:
     Only finite values: a block is read whole, later by its next owner, and 0 times infinity is not
     a number.
     """
-    narrow = heads.cache == "f16"
+    narrow = heads.kv_cache_dtype == "f16"
     most = 65504.0 if narrow else 3.4028234663852886e38
     x = maximum(minimum(x, most), -most)
     return x.signed(F16) if narrow else x

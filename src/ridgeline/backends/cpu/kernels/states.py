@@ -53,7 +53,7 @@ def recur(thread: StepEmitter, layer: Words, shape: Recurrence) -> None:
         "stride": fn.i64(thread.sizes.mixed_stride),
         "non_finite": args["non_finite"],
     }
-    first, every = thread.number * (CONV_CHANNELS * 4), args["num_threads"] * (CONV_CHANNELS * 4)
+    first, every = thread.number * (CONV_CHANNELS * 4), args["threads"] * (CONV_CHANNELS * 4)
     channels = args["mixed"] + shape.conv_at * 4
     with fn.loop(shape.channels * 4, start=first, step=every) as at:
         CONVOLVE.call(
@@ -78,7 +78,7 @@ def _correct(
     fn, args = thread.fn, thread.args
     rows, served = args["mixed"], mixer.num_value_heads // mixer.num_key_heads
     gates = rows + dict(shape.columns)["beta"] * 4
-    with fn.loop(mixer.num_key_heads, start=thread.number, step=args["num_threads"]) as key_head:
+    with fn.loop(mixer.num_key_heads, start=thread.number, step=args["threads"]) as key_head:
         q = rows + key_head * (shape.rows * 4)
         UNIT.call(fn, q=q, stride=step["stride"], order=step["order"], num_tokens=args["num_rows"])
         with fn.loop(served) as i:
@@ -100,7 +100,7 @@ def _scan(
     rows = args["mixed"]
     shared = rows + (shape.made_at + shape.made) * 4
     paces = rows + (shape.conv_at + shape.channels) * 4
-    with fn.loop(shape.num_heads, start=thread.number, step=args["num_threads"]) as head:
+    with fn.loop(shape.num_heads, start=thread.number, step=args["threads"]) as head:
         group = head * mixer.num_groups // mixer.num_heads
         SCAN.call(
             fn, x=rows + shape.made_at * 4 + head * (shape.head_width * 4),

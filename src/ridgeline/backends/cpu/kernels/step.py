@@ -109,9 +109,9 @@ def emit_step(module: object, sizes: KernelConfig, kinds: Sequence[str]) -> None
             _MIXED.call(fn, args=args, thread=thread)
         with fn.when(num_rows > sizes.mixed_rows):
             _BY_TOKENS.call(fn, args=args, thread=thread)
-        BARRIER.call(fn, sync=words["sync"], num_threads=words["num_threads"])
+        BARRIER.call(fn, sync=words["sync"], threads=words["threads"])
     _HEAD.call(fn, args=args, thread=thread)
-    BARRIER.call(fn, sync=words["sync"], num_threads=words["num_threads"])
+    BARRIER.call(fn, sync=words["sync"], threads=words["threads"])
     fn.finish()
 
 
@@ -189,7 +189,7 @@ def _by_outputs(thread: StepEmitter, scope: str) -> None:
     num_rows, x_bytes = args["num_rows"], sizes.hidden * 4
     if scope == "shared":
         x = args["x"]
-        rows = tuple(num_rows * (thread.number + j) // args["num_threads"] for j in (0, 1))
+        rows = tuple(num_rows * (thread.number + j) // args["threads"] for j in (0, 1))
     else:
         x, rows, thread.shares_ranks = thread.local("x"), (fn.i64(0), num_rows), True
         with fn.loop(num_rows) as m:
@@ -237,14 +237,14 @@ def _attend_heads(thread: StepEmitter, layer: Words, cache: Value, rows: tuple[V
             out = attended + m * (kind.attention * 4)
             attend(thread, layer, cache, (m, fn.i64(1)), h, out)
 
-    with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
+    with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["threads"]) as h:
         with fn.loop(num_rows) as m:
             rope(thread, layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
         if not kind.heads.latent:
             attend_all(h)
     if kind.heads.latent:  # another thread may have stored the key
         thread.barrier()
-        with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
+        with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["threads"]) as h:
             attend_all(h)
     thread.barrier()
     with fn.loop(num_rows) as m:

@@ -48,9 +48,9 @@ class StepEmitter:
         Two cores seldom read memory equally fast, and a core that another process uses as well is
         slower still. A GEMV takes tiles in groups: see ``gemm``.
         """
-        fn, num_threads = self.fn, self.args["num_threads"]
+        fn, threads = self.fn, self.args["threads"]
         multiple = select(self.args["num_rows"].equals(1), fn.i64(GEMV_TILES), fn.i64(1))
-        size = size or maximum(num_tiles // (num_threads * _PIECES * multiple), 1) * multiple
+        size = size or maximum(num_tiles // (threads * _PIECES * multiple), 1) * multiple
 
         def share(i: Value) -> tuple[Value, Value]:
             return self.first_tile(num_tiles, i), self.first_tile(num_tiles, i + 1)
@@ -59,7 +59,7 @@ class StepEmitter:
 
     def first_tile(self, num_tiles: Value, number: Value) -> Value:
         """Return the first tile of a thread's share."""
-        return num_tiles * number // self.args["num_threads"]
+        return num_tiles * number // self.args["threads"]
 
     def tile(self, layer: Words, matrix: str, tile: Value) -> Value:
         """Return the address of a tile."""
@@ -80,10 +80,10 @@ class StepEmitter:
         self, layer: Value, name: str, size: Value, share: Callable[[Value], tuple[Value, ...]]
     ) -> Iterator[tuple[Value, Value]]:
         """Loop over this thread's share, then over what is left of others', ``size`` at a time."""
-        fn, num_threads = self.fn, self.args["num_threads"]
-        counters = self.args["shares"] + layer * num_threads * SHARE_BYTES + 4 * STOLEN.index(name)
-        with fn.loop(fn.lower(num_threads, _MOST_VISITED)) as i:
-            owner = (self.number + i) % num_threads
+        fn, threads = self.fn, self.args["threads"]
+        counters = self.args["shares"] + layer * threads * SHARE_BYTES + 4 * STOLEN.index(name)
+        with fn.loop(fn.lower(threads, _MOST_VISITED)) as i:
+            owner = (self.number + i) % threads
             counter = counters + owner * SHARE_BYTES
             begin, end = share(owner)
 
@@ -109,7 +109,7 @@ class StepEmitter:
         """Wait for the other threads, unless activations are ``local``."""
         if scope == "shared":
             args = self.args
-            BARRIER.call(self.fn, sync=args["sync"], num_threads=args["num_threads"])
+            BARRIER.call(self.fn, sync=args["sync"], threads=args["threads"])
 
     @contextmanager
     def layers(self) -> Iterator[tuple[Value, Words, Value]]:

@@ -28,7 +28,7 @@ from ridgeline.backends.cpu.kernels.isa import spin_hint
 from ridgeline.backends.cpu.kernels.kernel import Kernel
 
 STEP = Kernel("step", ("args", "thread"))  # emitted by ``step``
-BARRIER = Kernel("barrier", ("sync", "num_threads"))
+BARRIER = Kernel("barrier", ("sync", "threads"))
 _WORKER, _RUN = Kernel("worker", ("args", "thread")), Kernel("run", ("args",))
 SYNC_BYTES = 384
 _ARRIVALS, _GENERATION, _SLEEPERS, _CALL, _CALL_SLEEPERS, _QUIT = range(0, SYNC_BYTES, 64)
@@ -47,16 +47,16 @@ _FUTEX_WAIT, _FUTEX_WAKE, _EVERYONE = 128, 129, (1 << 31) - 1  # both private to
 def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> None:
     """Emit ``barrier``, ``worker`` and ``run``, which call ``step``.
 
-    The first arguments are ``sync`` and ``num_threads``.
+    The first arguments are ``sync`` and ``threads``.
     ``futex_number`` is that of the system call, None where there is none.
     """
     wait = _SpinWait(is_x86, futex_number)
     fn = BARRIER.begin(module)
-    sync, num_threads = fn.args
-    with fn.when(num_threads > 1):
+    sync, threads = fn.args
+    with fn.when(threads > 1):
         generation = _read(fn, sync + _GENERATION)
         before = fetch_add(fn, sync + _ARRIVALS, 1)
-        is_last = before.equals(num_threads.signed(I32) - 1)
+        is_last = before.equals(threads.signed(I32) - 1)
         with fn.when(is_last):
             _write(fn, sync + _ARRIVALS, fn.value(0, I32))
             _write(fn, sync + _GENERATION, generation + 1)
@@ -80,11 +80,11 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
 
     fn = _RUN.begin(module)
     (args,) = fn.args
-    sync, num_threads = fn.load(args, I64, 8), fn.load(args + 8, I64, 8)
+    sync, threads = fn.load(args, I64, 8), fn.load(args + 8, I64, 8)
     call = (_read(fn, sync + _CALL) | MOST_THREADS) + 1  # the next, its lower half empty
-    _write(fn, sync + _CALL, call + num_threads.signed(I32))
+    _write(fn, sync + _CALL, call + threads.signed(I32))
     quits = _read(fn, sync + _QUIT)
-    with fn.when((num_threads > 1) | (quits > 0)):
+    with fn.when((threads > 1) | (quits > 0)):
         wait.wake(fn, sync + _CALL, sync + _CALL_SLEEPERS)
     with fn.when(quits.equals(0)):
         STEP.call(fn, args=args, thread=0)
@@ -94,11 +94,11 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
 class Workers:
     """Python threads that live inside compiled code, beside the thread that calls ``run``."""
 
-    def __init__(self, worker: Callable[[int, int], None], args_address: int, num_threads: int):
-        """Start ``num_threads - 1`` threads in ``worker(args, number)``."""
+    def __init__(self, worker: Callable[[int, int], None], args_address: int, threads: int):
+        """Start ``threads - 1`` threads in ``worker(args, number)``."""
         self._threads = [
             threading.Thread(target=worker, args=(args_address, number), daemon=True)
-            for number in range(1, num_threads)
+            for number in range(1, threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -120,9 +120,9 @@ class AdaptiveThreads:
     while that is faster. Each trial of the other size that fails makes the next one come later.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, threads: int) -> None:
         """Begin with all."""
-        self.size = self._all = num_threads
+        self.size = self._all = threads
         self._quickest_s: dict[int, float] = {}  # by rows; what was long ago counts for less
         self._ratios: list[float] = []  # of the latest steps, to the quickest
         self._other: float | None = None  # mean ratio of the size that was left for a trial

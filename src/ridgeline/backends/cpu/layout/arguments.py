@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# ``sync`` and ``num_threads`` come first: ``threads`` relies on it.
+# ``sync`` and ``threads`` come first: the emitted ``run`` relies on it.
 ARGUMENTS = (
-    "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
+    "sync", "threads", "num_rows", "num_head_rows", "does_layers",
     "layers", "x", "queries", "cache", "records_stride",
     "tables", "table_stride", "positions", "sequences", "sequences_stride", "text_lengths",
     "non_finite", "items", "blocks", "block_bounds", "output_begins",

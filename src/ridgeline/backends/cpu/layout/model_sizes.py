@@ -36,7 +36,12 @@ _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 
 def model_sizes(
-    arch: ModelArch, dtype: str, cache: str, max_lora_rank: int = 0, *, has_tiles: bool = False
+    arch: ModelArch,
+    dtype: str,
+    kv_cache_dtype: str,
+    max_lora_rank: int = 0,
+    *,
+    has_tiles: bool = False,
 ) -> KernelConfig:
     """Return the padded widths of a model.
 
@@ -45,7 +50,7 @@ def model_sizes(
     Raises ValueError for layers that have no code.
     """
     _check_layers(arch)
-    of_layers = [_kind(arch, layer, cache, dtype) for layer in arch.layers]
+    of_layers = [_kind(arch, layer, kv_cache_dtype, dtype) for layer in arch.layers]
     by_tiles = has_tiles and all(
         kind.heads.suits_tiles for kind in of_layers if kind.heads.num_heads
     )
@@ -81,7 +86,7 @@ def model_sizes(
     )
 
 
-def _kind(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> LayerVariant:
+def _kind(arch: ModelArch, layer: Layer, kv_cache_dtype: str, dtype: str) -> LayerVariant:
     """Return what a layer's code depends on: all but its window and the angles of its rope."""
     of_input = None
     if layer.input_size:
@@ -89,7 +94,7 @@ def _kind(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> LayerVariant
         of_input = FeedForward(Mlp(size, layer.ffn.activation), given=True)
     return LayerVariant(
         hidden=padded(arch.hidden_size),
-        heads=_heads(arch, layer, cache, dtype),
+        heads=_heads(arch, layer, kv_cache_dtype, dtype),
         ffn=_feed_forward(layer.ffn),
         o_bias=_has_bias(layer),
         norm_names=layer.norm_names,
@@ -125,13 +130,19 @@ def _feed_forward(ffn: Mlp | Experts) -> FeedForward:
     return FeedForward(replace(ffn, size=padded(ffn.size)))
 
 
-def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> AttentionLayout:
+def _heads(arch: ModelArch, layer: Layer, kv_cache_dtype: str, dtype: str) -> AttentionLayout:
     """Return the padded shape of a layer's heads, and the cache's format."""
     attention, pairs = layer.attention, rotating_pairs(arch, layer)
     if attention is None:
         nothing = Attention(num_heads=0, num_kv_heads=0, head_dim=0, rope=None)
         return AttentionLayout(
-            nothing, 0, half=0, rest=0, num_channels=0, cache=cache, eps=arch.norm_eps
+            nothing,
+            0,
+            half=0,
+            rest=0,
+            num_channels=0,
+            kv_cache_dtype=kv_cache_dtype,
+            eps=arch.norm_eps,
         )
     latent = latent_heads(attention, dtype)
     half, rest = to_lanes(pairs), to_lanes(attention.key_dim - 2 * pairs)
@@ -143,7 +154,7 @@ def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> AttentionLa
         half=half,
         rest=rest,
         num_channels=attention.key_dim,
-        cache=cache,
+        kv_cache_dtype=kv_cache_dtype,
         eps=arch.norm_eps,
         grows=bool(attention.rope and attention.rope.query_growth),
         latent=latent,

@@ -95,7 +95,7 @@ class AttentionLayout:
     half: int  # padded number of rotating pairs
     rest: int  # padded number of channels that do not rotate
     num_channels: int  # of a cached key, before padding
-    cache: str  # int8, int8-int4, f16 or f32
+    kv_cache_dtype: str  # int8, int8-int4, f16 or f32
     eps: float
     grows: bool = False  # queries are multiplied by a number of their position
     latent: LatentHeads | None = None  # then each of ``num_kv_heads`` reads the same records
@@ -138,17 +138,17 @@ class AttentionLayout:
     @property
     def is_quantised(self) -> bool:
         """Whether the cache has bytes with scales."""
-        return self.cache in ("int8", "int8-int4")
+        return self.kv_cache_dtype in ("int8", "int8-int4")
 
     @property
     def has_narrow_values(self) -> bool:
         """Whether values have 4 bits, and are rotated: see ``emit.narrow_values``."""
-        return self.cache == "int8-int4"
+        return self.kv_cache_dtype == "int8-int4"
 
     @property
     def value_bytes(self) -> int:
         """Bytes of a number in the cache, where values are narrow of a key's."""
-        return {"int8": 1, "int8-int4": 1, "f16": 2, "f32": 4}[self.cache]
+        return {"int8": 1, "int8-int4": 1, "f16": 2, "f32": 4}[self.kv_cache_dtype]
 
     @property
     def values_at(self) -> int:

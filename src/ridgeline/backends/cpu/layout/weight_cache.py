@@ -179,7 +179,7 @@ def _check_blocks(descriptor: int, end: int, crcs: array[int]) -> None:
 
     def check(first: int) -> None:
         buffer = memoryview(bytearray(_READ_BYTES))
-        for number in range(first, len(crcs), num_threads):
+        for number in range(first, len(crcs), num_readers):
             begin, crc = _ALIGNMENT + number * _BLOCK_BYTES, 0
             stop = min(begin + _BLOCK_BYTES, end)
             for place in range(begin, stop, _READ_BYTES):
@@ -191,9 +191,9 @@ def _check_blocks(descriptor: int, end: int, crcs: array[int]) -> None:
 
     from concurrent.futures import ThreadPoolExecutor  # it takes logging along: not at every start
 
-    num_threads = max(1, min(usable_cpus(), _MOST_THREADS, len(crcs)))
-    with ThreadPoolExecutor(num_threads) as pool:
-        for _ in pool.map(check, range(num_threads)):
+    num_readers = max(1, min(usable_cpus(), _MOST_THREADS, len(crcs)))
+    with ThreadPoolExecutor(num_readers) as pool:
+        for _ in pool.map(check, range(num_readers)):
             pass
 
 

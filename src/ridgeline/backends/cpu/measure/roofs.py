@@ -45,9 +45,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """What this machine reaches with one thread, and with ``num_threads``."""
+    """What this machine reaches with one thread, and with ``threads``."""
 
-    num_threads: int
+    threads: int
     one_thread: Rates
     all_threads: Rates
 
@@ -73,10 +73,10 @@ class _Probe:
             self.kernel(memory, self.size, count)
             ends[number] = time.perf_counter()
 
-        threads = [threading.Thread(target=work, args=pair) for pair in enumerate(self.memories)]
-        for thread in threads:
+        started = [threading.Thread(target=work, args=pair) for pair in enumerate(self.memories)]
+        for thread in started:
             thread.start()
-        for thread in threads:
+        for thread in started:
             thread.join()
         return max(ends) - min(starts)
 
@@ -92,9 +92,9 @@ class _Probe:
 
 
 def measure_roof(
-    num_threads: int, report: Callable[[int, int], None] = lambda done, total: None
+    threads: int, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Roof:
-    """Measure with one thread and with ``num_threads``, in about ten seconds.
+    """Measure with one thread and with ``threads``, in about ten seconds.
 
     ``report`` is told how many of how many rounds are done. Rounds of different kinds alternate,
     so that a slow moment of the machine spoils none of them alone.
@@ -108,7 +108,7 @@ def measure_roof(
         if name == "read"
         else _tile_probe(kernels, name, count, target)
         for name in names
-        for count in dict.fromkeys((1, num_threads))
+        for count in dict.fromkeys((1, threads))
     }
     best = dict.fromkeys(probes, 0.0)
     for turn in range(_ROUNDS):
@@ -119,13 +119,13 @@ def measure_roof(
     def rates(n: int) -> Rates:
         return Rates(best["read", n], best["int8", n], best.get(("bf16", n)), best["f32", n])
 
-    return Roof(num_threads, rates(1), rates(num_threads))
+    return Roof(threads, rates(1), rates(threads))
 
 
-def measure_read(num_threads: int) -> float:
-    """Return the bytes per second that ``num_threads`` read together, measured in under 0.5 s."""
+def measure_read(threads: int) -> float:
+    """Return the bytes per second that ``threads`` read together, measured in under 0.5 s."""
     kernels = compile_probes(["read"], host_target())
-    probe = _read_probe(kernels, _buffer(_QUICK_READ_BYTES), num_threads)
+    probe = _read_probe(kernels, _buffer(_QUICK_READ_BYTES), threads)
     best = 0.0
     for _ in range(_QUICK_ROUNDS):
         best = max(best, probe.rate(_QUICK_ROUND_S, best))
@@ -139,19 +139,19 @@ def _buffer(wanted_bytes: int) -> NDArray[np.uint8]:
     return buffer
 
 
-def _read_probe(kernels: Kernels, buffer: NDArray[np.uint8], num_threads: int) -> _Probe:
+def _read_probe(kernels: Kernels, buffer: NDArray[np.uint8], threads: int) -> _Probe:
     turn = STREAMS * STRIDE_BYTES
-    size = len(buffer) // num_threads // turn * turn
-    memories = [address(buffer) + number * size for number in range(num_threads)]
+    size = len(buffer) // threads // turn * turn
+    memories = [address(buffer) + number * size for number in range(threads)]
     return _Probe(kernels.function("read", 3), memories, size, size, (kernels, buffer))
 
 
-def _tile_probe(kernels: Kernels, name: str, num_threads: int, target: Target) -> _Probe:
+def _tile_probe(kernels: Kernels, name: str, threads: int, target: Target) -> _Probe:
     rows, halves = tile_shape(target)
     ones, per_lane = {"int8": (0x01010101, 4), "bf16": (0x3F803F80, 2), "f32": (0x3F800000, 1)}[
         name
     ]
-    operands = aligned((num_threads, OPERANDS_BYTES // 4), np.uint32)
+    operands = aligned((threads, OPERANDS_BYTES // 4), np.uint32)
     operands.fill(ones)
     memories = [address(row) for row in operands]
     per_count = rows * halves * 16 * per_lane * 2
