@@ -19,7 +19,7 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.planner import LoadFlags, PlanFlags
 from ridgeline.planner.capacity.latency_model import latency_model_of, steady_closed
 from ridgeline.planner.capacity.load import load_of
-from ridgeline.planner.capacity.option import bounds_of
+from ridgeline.planner.capacity.option import engine_record
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.placement import place
@@ -79,9 +79,8 @@ def _miss(point: dict[str, Any], config: dict[str, Any]) -> Miss:
     wanted = LoadFlags(
         prompt_tokens=str(prompt), new_tokens=str(new), max_concurrency=point["clients"]
     )
-    settled = steady_closed(
-        latency_model.times, load_of(wanted), bounds_of(placement), float(point["clients"])
-    )
+    settings = engine_record(placement, latency_model.times)
+    settled = steady_closed(latency_model.times, load_of(wanted), settings, float(point["clients"]))
     assert settled is not None, point
     per_s = settled.rate_per_s * new
     return Miss(point, math.log(per_s / point["tokens_per_s"]), latency_model.high)

@@ -219,7 +219,9 @@ def served(cases: Sequence[Case], constants: Sequence[Efficiency]) -> Left:
     for case, of_case in zip(cases, constants, strict=True):
         candidate = with_constants(case.candidate, of_case)
         settled, clients = settled_of(candidate, candidate.load, 1), float(case.point.clients)
-        queued_s = queue_s(candidate.latency_model.times, candidate.load, candidate.bounds, clients)
+        queued_s = queue_s(
+            candidate.latency_model.times, candidate.load, candidate.settings, clients
+        )
         assert settled is not None
         rows.append((settled.ttft_s, queued_s, settled.tpot_s))
     return Left(list(constants), *np.array(rows).T)

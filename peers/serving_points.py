@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 from ridgeline.engine.setup.home import stores
 from ridgeline.model.cost.format_bytes import storage_of_config
 from ridgeline.planner import plan
-from ridgeline.planner.capacity.latency_model import latency_model_of
+from ridgeline.planner.capacity.latency_model import latency_model_of, most_seqs
 from ridgeline.planner.capacity.load import LoadFlags, load_of
-from ridgeline.planner.capacity.option import Candidate, bounds_of
+from ridgeline.planner.capacity.option import Candidate
 from ridgeline.planner.capacity.search import factors_of, settled_of
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.flags import PlanFlags
@@ -172,10 +172,10 @@ def candidate_of(asked: Asked) -> Candidate | None:
     wishes = PlanFlags(**asked.of_memory, context=load.longest)
     spec = read_model_spec(asked.config, stores())
     placement = place(spec, devices()[asked.of_memory["on"]], wishes, default_ranks="1")
-    bounds = bounds_of(placement)
-    if not placement.ledger.fits or bounds.most_seqs(load) < 1:
+    if not placement.ledger.fits:
         return None
-    return Candidate(placement, latency_model_of(spec, placement), bounds, None, load, lambda: None)
+    found = Candidate(placement, latency_model_of(spec, placement), None, load, lambda: None)
+    return found if most_seqs(found.settings, load) >= 1 else None
 
 
 def intervals_of(candidate: Candidate) -> dict[str, Interval | None]:

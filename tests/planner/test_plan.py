@@ -141,13 +141,13 @@ def test_over_all_devices_the_smallest_that_fits_is_the_answer() -> None:
 def test_auto_takes_the_fewest_ranks_and_skips_what_does_not_divide() -> None:
     large = PUBLISHED["llama-3.1-70b"]["config"]
     found = plan(large, on="h100-sxm", tensor_parallel_size="auto").best
-    assert (found.setting.tp, found.ledger.fits) == (2, True)
+    assert (found.memory.tp, found.ledger.fits) == (2, True)
     phi = plan(PUBLISHED["phi-4"]["config"], on="t4", tensor_parallel_size="auto").best
     assert not phi.ledger.fits  # 2 are too few; 4 divide neither 10 heads nor are divided by them
     stages = plan(
         PUBLISHED["phi-4"]["config"], on="t4", pipeline_parallel_size="auto"
     ).best  # without ranks it fits by stages
-    assert (stages.setting.tp, stages.setting.pp, stages.ledger.fits) == (1, 4, True)
+    assert (stages.memory.tp, stages.memory.pp, stages.ledger.fits) == (1, 4, True)
 
 
 def test_formats_and_caches_as_wished() -> None:

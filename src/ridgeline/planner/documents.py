@@ -24,8 +24,8 @@ def as_csv(plan: Plan) -> str:
             {
                 "device": placement.device.id,
                 "num_devices": placement.num_devices,
-                "tp": placement.setting.tp,
-                "pp": placement.setting.pp,
+                "tp": placement.memory.tp,
+                "pp": placement.memory.pp,
                 "fits": str(placement.ledger.fits).lower(),
                 "line": line.name,
                 "bytes": line.num_bytes,

@@ -62,7 +62,7 @@ def needs_of(spec: ModelSpec, flags: PlanFlags = _USUAL) -> Needs:
         raise ValueError(f"{spec.name} does not run here")
     best = plan_for(spec, flags).best
     *parts, _margin = parts_of(best.ledger)
-    return Needs(best.ledger.needed_bytes, dict(parts), best.setting.context)
+    return Needs(best.ledger.needed_bytes, dict(parts), best.memory.context)
 
 
 def needs_of_file(path: Path) -> Needs:

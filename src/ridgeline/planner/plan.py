@@ -166,7 +166,7 @@ def plan_for(
         else max(placements, key=lambda p: p.device.usable_bytes)
     )
     published = (
-        published_formula(spec, best.setting.context, best.setting.concurrency)
+        published_formula(spec, best.memory.context, best.memory.concurrency)
         if compare_published
         else None
     )
@@ -281,18 +281,18 @@ def _of_purchase(asked: LoadFlags, choices: Sequence[CapacityOption]) -> Iterato
 
 def memory_of(placement: Placement) -> dict[str, Any]:
     """Return the "memory" of a plan's document: of the whole model, and of one device."""
-    ledger, whole, setting = placement.ledger, placement.whole, placement.setting
+    ledger, whole, memory = placement.ledger, placement.whole, placement.memory
     # Sizes that the user gave are of each device.
-    of_weights = 1 if setting.weights_bytes is None else placement.num_devices
-    of_kv = 1 if setting.kv_cache_bytes is None else placement.num_devices
+    of_weights = 1 if memory.weights_bytes is None else placement.num_devices
+    of_kv = 1 if memory.kv_cache_bytes is None else placement.num_devices
     exact = ledger.max_concurrency_exact
-    kv_tokens = int(exact * setting.context)
+    kv_tokens = int(exact * memory.context)
     further = round(ledger.further_token_bytes)
     return {
         "device": placement.device.id,
         "num_devices": placement.num_devices,
-        "context_tokens": setting.context,
-        "concurrency": setting.concurrency,
+        "context_tokens": memory.context,
+        "concurrency": memory.concurrency,
         "weights_bytes": whole.weights_bytes * of_weights,
         "kv_bytes": whole.kv_bytes * of_kv,
         "kv_bytes_per_further_token": round(whole.further_token_bytes),
@@ -314,7 +314,7 @@ def memory_of(placement: Placement) -> dict[str, Any]:
             "capacity_bytes": ledger.capacity_bytes,
             "budget_bytes": ledger.budget_bytes,
             "kv_budget_bytes": ledger.kv_budget_bytes,
-            "kv_blocks": kv_tokens // setting.block_size,
+            "kv_blocks": kv_tokens // memory.engine.block_size,
             "kv_tokens": kv_tokens,
         },
     }
@@ -322,13 +322,13 @@ def memory_of(placement: Placement) -> dict[str, Any]:
 
 def row_of(placement: Placement) -> dict[str, Any]:
     """Return a device's row of the document: what fits on it."""
-    ledger, setting = placement.ledger, placement.setting
+    ledger, memory = placement.ledger, placement.memory
     return {
         "device": placement.device.id,
-        "tp": setting.tp,
-        "pp": setting.pp,
+        "tp": memory.tp,
+        "pp": memory.pp,
         "dtype": placement.storage.name,
-        "engine": setting.engine.name,
+        "engine": memory.engine.name,
         "fits": ledger.fits,
         "total_bytes": ledger.total_bytes,
         "capacity_bytes": ledger.capacity_bytes,
@@ -340,7 +340,7 @@ def row_of(placement: Placement) -> dict[str, Any]:
 
 
 def _assumptions(spec: ModelSpec, flags: PlanFlags, best: Placement) -> Iterator[str]:
-    shape, setting, engine = spec.shape, best.setting, best.setting.engine
+    shape, memory, engine = spec.shape, best.memory, best.memory.engine
     yield from shape.assumptions
     if spec.stored is None and flags.weights_memory is None:
         for tower in shape.towers:
@@ -349,12 +349,13 @@ def _assumptions(spec: ModelSpec, flags: PlanFlags, best: Placement) -> Iterator
                 f"--weights-memory says the size of both"
             )
     if flags.context is None:
-        yield f"sequences of {setting.context:,} tokens: --context says otherwise"
+        yield f"sequences of {memory.context:,} tokens: --context says otherwise"
     is_ours = is_on_gpu(engine, best.device)
     if is_ours and flags.dtype == AUTO and spec.storage.linear.bits < 16:
         yield f"weights in bf16, as {OWN} computes on GPUs: --dtype int8 or int4 takes less"
     kept = "of what weights and activations leave" if engine.of_free else "of the device"
-    yield f"rules of {engine.name}: the cache may use up to {setting.utilization:.0%} {kept}"
+    share = f"{engine.gpu_memory_utilization:.0%}"
+    yield f"rules of {engine.name}: the cache may use up to {share} {kept}"
     if (num_mtp := mtp_params(shape)) > 0:
         yield (
             f"{num_mtp / 1e9:.1f} B parameters that predict several tokens are not counted: only "
@@ -364,14 +365,14 @@ def _assumptions(spec: ModelSpec, flags: PlanFlags, best: Placement) -> Iterator
     if windows:
         frees = "are given back" if engine.frees_windows else "are kept: nothing gives them back"
         yield f"blocks that have left the sliding window {frees}"
-    copies = setting.tp // min(shape.num_kv_heads, setting.tp)
+    copies = memory.tp // min(shape.num_kv_heads, memory.tp)
     if copies > 1:
         yield (
-            f"{setting.tp} ranks share {shape.num_kv_heads} key and value heads: {copies} of them "
+            f"{memory.tp} ranks share {shape.num_kv_heads} key and value heads: {copies} of them "
             f"keep the same"
         )
-    if "latent" in shape.kinds and setting.tp > 1:
-        yield f"each of {setting.tp} ranks keeps all of the latent cache"
+    if "latent" in shape.kinds and memory.tp > 1:
+        yield f"each of {memory.tp} ranks keeps all of the latent cache"
     if any(layer.cache.state_values for layer in shape.layers):
         yield f"states of sequences are kept in f32{', each twice' if is_ours else ''}"
     if spec.adapters.num_bytes and best.num_devices > 1:
@@ -396,7 +397,7 @@ def _warnings(spec: ModelSpec, best: Placement) -> Iterator[str]:
     own = (spec.storage.plain.name, spec.storage.linear.name)
     if "bf16" in own and cannot_compute(device, "bf16"):
         yield f"{device.id} cannot compute bf16: planned in f16, as by vllm's --dtype half"
-    if best.setting.engine.name == OWN and device.kind != "cpu":
+    if best.memory.engine.name == OWN and device.kind != "cpu":
         yield _of_own_engine(spec, device)
     if device.id == "here" and spec.checkpoint is not None and not best.ledger.fits:
         missing = max(0, -best.ledger.spare_bytes)
@@ -404,8 +405,8 @@ def _warnings(spec: ModelSpec, best: Placement) -> Iterator[str]:
             f"it starts here all the same, with a short cache: weights that do not fit, at least "
             f"{gib(missing)}, are read from the disk whenever a step needs them"
         )
-    if device.kind == "soc" and best.setting.engine.name not in (OWN, "llamacpp"):
-        name = best.setting.engine.name
+    if device.kind == "soc" and best.memory.engine.name not in (OWN, "llamacpp"):
+        name = best.memory.engine.name
         yield f"{device.id} runs llama.cpp or MLX, not {name}: this is what {name} would take"
     if device.is_sram:
         needed = -(-(best.ledger.weights_bytes + best.ledger.kv_bytes) // device.usable_bytes)

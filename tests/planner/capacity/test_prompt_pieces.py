@@ -8,6 +8,7 @@ its prompt, and the others fast enough (Holmes et al., 2024). A rate holds if 95
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -18,7 +19,7 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.latency_model import latency_model_of
-from ridgeline.planner.capacity.option import bounds_of, least_prompt_tokens
+from ridgeline.planner.capacity.option import engine_record, least_prompt_tokens
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.placement import place
@@ -78,16 +79,11 @@ def test_pieces_that_suit_a_gpu_are_never_worse_than_whole_prompts(
 
     def rates(policy: str, least: int = 64) -> Mapping[int, float]:
         is_whole = policy == "orca"
-        settings = EngineRecord(
+        settings = replace(
+            engine_record(placement, times),
             policy=policy,
-            block_size=16,
-            num_blocks=bounds_of(placement).num_blocks,
             max_num_batched_tokens=1 << 17 if is_whole else 2048,
-            max_num_seqs=256,
             max_model_len=8192,
-            enable_prefix_caching=False,
-            seed=0,
-            eos_ids=(),
             least_prompt_tokens=least,
             reserve_full=False,
         )

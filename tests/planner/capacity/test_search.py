@@ -21,14 +21,13 @@ from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.model.cost.format_bytes import storage_of_dtype
 from ridgeline.model.cost.layers import shape_of_arch
 from ridgeline.planner import Plan, PlanFlags, plan
-from ridgeline.planner.capacity.latency_model import Bounds, knee, queue_s, steady, steady_closed
+from ridgeline.planner.capacity.latency_model import knee, queue_s, steady, steady_closed
 from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad, Slo, load_of, parse_slo
 from ridgeline.planner.capacity.option import (
     MOST_BUSY,
     Candidate,
     CapacityOption,
     SeenLatencies,
-    bounds_of,
 )
 from ridgeline.planner.capacity.report import pareto_svg, per_second
 from ridgeline.planner.documents import as_csv, as_markdown
@@ -41,7 +40,9 @@ from tests.tiny import ARCHS, checkpoint
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 TODAY = date(2026, 11, 20)
-BOUNDS = Bounds(256, 4000, 16, 2048)
+REPLICA = replace(
+    SETTINGS, block_size=16, num_blocks=4000, max_num_batched_tokens=2048, max_num_seqs=256
+)
 HEADER = "device,provider,region,kind,usd_per_hour,date,source,confidence\n"
 
 
@@ -122,14 +123,11 @@ def test_a_trace_says_when_and_how_long(tmp_path: Path) -> None:
 @given(st.floats(0.05, 0.8), st.sampled_from(["400", "1500:0.5", "50"]))
 def test_the_formula_is_near_the_simulation_it_stands_for(share: float, prompt: str) -> None:
     times = times_of("llama-3.1-8b", "l4", "fp8", engine="vllm")
-    most = knee(times, load(prompt_tokens=prompt), BOUNDS)
+    most = knee(times, load(prompt_tokens=prompt), REPLICA)
     some = load(share * most, prompt_tokens=prompt)
-    found = steady(times, some, BOUNDS, share * most)
+    found = steady(times, some, REPLICA, share * most)
     assert found is not None
-    engine = replace(
-        SETTINGS, block_size=16, num_blocks=4000, max_num_batched_tokens=2048, max_num_seqs=256,
-        max_model_len=1 << 30, enable_prefix_caching=False,
-    )  # fmt: skip
+    engine = replace(REPLICA, max_model_len=1 << 30, enable_prefix_caching=False)
     ended = serve_fleet(some.share(1, 240, is_read=False), engine, times, 1)[60:]
     tpot_s = [(e.finish_s - (e.first_token_s or 0)) / (e.num_new - 1) for e in ended]
     assert found.tpot_s == pytest.approx(sum(tpot_s) / len(tpot_s), rel=0.3)
@@ -139,20 +137,20 @@ def test_the_formula_is_near_the_simulation_it_stands_for(share: float, prompt: 
 @given(st.floats(0.1, 0.9), st.floats(0.1, 0.9))
 def test_a_replica_is_slower_under_more_load(one: float, other: float) -> None:
     times = times_of("llama-3.1-8b", "l4", "bf16", engine="vllm")
-    most = knee(times, load(), BOUNDS)
-    few, many = (steady(times, load(), BOUNDS, most * share) for share in sorted((one, other)))
+    most = knee(times, load(), REPLICA)
+    few, many = (steady(times, load(), REPLICA, most * share) for share in sorted((one, other)))
     assert few is not None
     assert many is not None
     assert few.tpot_s <= many.tpot_s
     assert few.ttft_s <= many.ttft_s * 1.0001
-    assert steady(times, load(), BOUNDS, 1.05 * most) is None
+    assert steady(times, load(), REPLICA, 1.05 * most) is None
 
 
 def test_a_replica_of_a_model_with_windows_bears_more_long_prompts() -> None:
     times = times_of("gpt-oss-20b", "h100-sxm", "bf16", engine="vllm")
     assert times.windows == ((128, 0.5),)
     whole = replace(times, work=replace(times.work, windows=()))
-    room, long = replace(BOUNDS, num_blocks=20_000), load(prompt_tokens="30000")
+    room, long = replace(REPLICA, num_blocks=20_000), load(prompt_tokens="30000")
     assert knee(times, long, room) > 1.2 * knee(whole, long, room)
     short = load(prompt_tokens="64")
     assert knee(times, short, room) < 1.1 * knee(whole, short, room)
@@ -160,7 +158,7 @@ def test_a_replica_of_a_model_with_windows_bears_more_long_prompts() -> None:
 
 def test_clients_of_a_closed_loop_share_a_replica() -> None:
     times = times_of("llama-3.1-8b", "l4", "bf16", engine="vllm")
-    one, ten = (steady_closed(times, load(None, max_concurrency=n), BOUNDS, n) for n in (1, 10))
+    one, ten = (steady_closed(times, load(None, max_concurrency=n), REPLICA, n) for n in (1, 10))
     assert one is not None
     assert ten is not None
     assert one.rate_per_s < ten.rate_per_s < 10 * one.rate_per_s
@@ -260,7 +258,7 @@ def test_cost_is_of_whole_devices_and_the_cheapest_is_first() -> None:
     assert "for 1.29 USD an hour" in found.answer
     for choice in found.choices:
         if choice.placement.device.id == "a100-80-sxm":
-            devices = choice.replicas * choice.placement.setting.tp
+            devices = choice.replicas * choice.placement.memory.tp
             assert choice.usd_per_hour == pytest.approx(1.29 * devices)
     meeting = [c.usd_per_hour for c in found.choices if c.meets_slo and c.usd_per_hour is not None]
     assert meeting == sorted(meeting)
@@ -311,7 +309,7 @@ def test_slices_are_devices_that_reach_no_other() -> None:
     found = planned(on="h100-sxm/3g.40gb,h100-sxm", request_rate=None, max_concurrency=1)
     by_device = {c.placement.device.id: c for c in found.choices if c.placement.num_devices == 1}
     part, whole = by_device["h100-sxm/3g.40gb"], by_device["h100-sxm"]
-    assert all(c.placement.setting.tp == 1 for c in found.choices if "/" in c.placement.device.id)
+    assert all(c.placement.memory.tp == 1 for c in found.choices if "/" in c.placement.device.id)
     assert part.seen is not None
     assert whole.seen is not None
     # Half of the bandwidth, but the same overhead.
@@ -430,7 +428,7 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
 
 def test_prompts_of_clients_that_begin_at_once_wait_for_each_other() -> None:
     times = times_of("llama-3.1-8b", "l4", "bf16", engine="vllm")
-    one, ten, twenty = (queue_s(times, load(), BOUNDS, n) for n in (1, 10, 20))
+    one, ten, twenty = (queue_s(times, load(), REPLICA, n) for n in (1, 10, 20))
     assert one == 0
     assert ten > 0
     assert 1.8 < twenty / ten < 2.2
@@ -461,10 +459,10 @@ def test_a_small_model_is_simulated_with_no_more_blocks_than_a_load_can_hold() -
     spec = ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=given)
     asked = LoadFlags(prompt_tokens="40:1", new_tokens="30:1", max_concurrency=300)
     found = plan_for(spec, PlanFlags(on="l4"), asked=asked, today=TODAY).choices[0]
-    offered, bounds = load_of(asked), bounds_of(found.placement)
-    one = Candidate(found.placement, found.latency_model, bounds, None, offered, lambda: None)
-    held = one.settings()
-    assert held.num_blocks < 100_000 < bounds.num_blocks
+    offered = load_of(asked)
+    one = Candidate(found.placement, found.latency_model, None, offered, lambda: None)
+    held = one.simulated_settings()
+    assert held.num_blocks < 100_000 < one.settings.num_blocks
     more = replace(held, num_blocks=3 * held.num_blocks)
     requests = offered.share(1, 600)
     assert serve_fleet(requests, held, one.times, 1, concurrency=300) == (
@@ -485,4 +483,4 @@ def test_concurrency_beside_lengths_is_the_load() -> None:
     assert "tokens/s" in asked.answer
     both = plan(LLAMA, **load, max_concurrency=24, concurrency=24)  # and room for all of them
     assert both.load is not None
-    assert (both.load.concurrency, both.best.setting.concurrency) == (24, 24)
+    assert (both.load.concurrency, both.best.memory.concurrency) == (24, 24)

@@ -21,9 +21,9 @@ from ridgeline.model.files.counting import shape_of_config
 from ridgeline.planner import plan
 from ridgeline.planner.memory.ledger import (
     ENGINES,
+    EngineMemory,
     Known,
     Ledger,
-    Setting,
     check_division,
     held_tokens,
     make_ledger,
@@ -43,38 +43,37 @@ def model(name: str) -> tuple[ModelShape, Storage]:
     return shape_of_config(config), storage_of_config(config)
 
 
-def setting(**changes: object) -> Setting:
+def memory_of(**changes: object) -> EngineMemory:
     values: dict[str, object] = {
         "context": 4096,
         "concurrency": 1,
         "kv_value_bytes": 2,
-        "block_size": 16,
-        "max_num_batched_tokens": 2048,
         "engine": ENGINES["vllm"],
-        "utilization": 0.9,
     }
-    return Setting(**(values | changes))  # type: ignore[arg-type]
+    return EngineMemory(**(values | changes))  # type: ignore[arg-type]
 
 
-def ledger_of(name: str, capacity: int, asked: Setting) -> Ledger:
+def ledger_of(name: str, capacity: int, asked: EngineMemory) -> Ledger:
     return make_ledger(*model(name), Known(), capacity, asked)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[str, int, Setting]:
+def cases(draw: st.DrawFn) -> tuple[str, int, EngineMemory]:
     name = draw(st.sampled_from(NAMES))
     capacity = draw(st.integers(1 << 30, 2 << 40))
-    engine = ENGINES[draw(st.sampled_from(sorted(ENGINES)))]
-    asked = setting(
+    engine = replace(
+        ENGINES[draw(st.sampled_from(sorted(ENGINES)))],
+        block_size=draw(st.sampled_from([1, 16, 32])),
+        max_num_batched_tokens=draw(st.integers(1, 16384)),
+        gpu_memory_utilization=draw(st.sampled_from([0.5, 0.9, 0.95, 1.0])),
+    )
+    asked = memory_of(
         context=draw(st.integers(1, 1 << 20)),
         concurrency=draw(st.integers(1, 2000)),
         tp=2 ** draw(st.integers(0, 4)),
         pp=draw(st.integers(1, 6)),
         kv_value_bytes=draw(st.sampled_from([1, 2, 4])),
-        block_size=draw(st.sampled_from([1, 16, 32])),
-        max_num_batched_tokens=draw(st.integers(1, 16384)),
         engine=engine,
-        utilization=draw(st.sampled_from([0.5, 0.9, 0.95, 1.0])),
     )
     try:
         check_division(model(name)[0], asked.tp, asked.pp)
@@ -86,7 +85,7 @@ def cases(draw: st.DrawFn) -> tuple[str, int, Setting]:
 @FEW
 @given(cases())
 def test_lines_sum_to_the_total_and_to_what_they_are_part_of(
-    case: tuple[str, int, Setting],
+    case: tuple[str, int, EngineMemory],
 ) -> None:
     ledger = ledger_of(*case)
     assert ledger.total_bytes == sum(line.num_bytes for line in ledger.lines)
@@ -108,15 +107,16 @@ def test_lines_sum_to_the_total_and_to_what_they_are_part_of(
 @FEW
 @given(cases(), st.integers(1, 10**5), st.integers(1, 100))
 def test_the_total_grows_with_context_sequences_and_width(
-    case: tuple[str, int, Setting], more_tokens: int, more_sequences: int
+    case: tuple[str, int, EngineMemory], more_tokens: int, more_sequences: int
 ) -> None:
     name, capacity, asked = case
     ledger = ledger_of(*case)
+    batched = asked.engine.max_num_batched_tokens + more_tokens
     for changes in (
         {"context": asked.context + more_tokens},
         {"concurrency": asked.concurrency + more_sequences},
         {"kv_value_bytes": asked.kv_value_bytes * 2},
-        {"max_num_batched_tokens": asked.max_num_batched_tokens + more_tokens},
+        {"engine": replace(asked.engine, max_num_batched_tokens=batched)},
     ):
         larger = ledger_of(name, capacity, replace(asked, **changes))  # type: ignore[arg-type]
         assert larger.kv_need_bytes >= ledger.kv_need_bytes
@@ -133,7 +133,7 @@ def test_the_total_grows_with_context_sequences_and_width(
 @FEW
 @given(cases())
 def test_the_longest_context_fits_and_one_block_more_does_not(
-    case: tuple[str, int, Setting],
+    case: tuple[str, int, EngineMemory],
 ) -> None:
     name, capacity, asked = case
 
@@ -146,15 +146,15 @@ def test_the_longest_context_fits_and_one_block_more_does_not(
         assert not grows
         assert with_context(1 << 40).fits
         return
-    assert longest % asked.block_size == 0
-    assert not with_context(longest + asked.block_size).fits
+    assert longest % asked.engine.block_size == 0
+    assert not with_context(longest + asked.engine.block_size).fits
     if longest:
         assert with_context(longest).fits
 
 
 @FEW
 @given(cases())
-def test_the_most_sequences_fit_and_one_more_does_not(case: tuple[str, int, Setting]) -> None:
+def test_the_most_sequences_fit_and_one_more_does_not(case: tuple[str, int, EngineMemory]) -> None:
     name, capacity, asked = case
     most = max_concurrency(lambda other: ledger_of(name, capacity, other), asked)
     if most:
@@ -165,7 +165,7 @@ def test_the_most_sequences_fit_and_one_more_does_not(case: tuple[str, int, Sett
 @FEW
 @given(cases())
 def test_dividing_never_makes_a_device_fuller_but_for_what_talking_takes(
-    case: tuple[str, int, Setting],
+    case: tuple[str, int, EngineMemory],
 ) -> None:
     name, capacity, asked = case
     alone = ledger_of(name, capacity, replace(asked, tp=1, pp=1))
@@ -179,7 +179,7 @@ def test_dividing_never_makes_a_device_fuller_but_for_what_talking_takes(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_rank_and_one_stage_are_the_whole_model(name: str) -> None:
-    ledger = ledger_of(name, 1 << 42, setting(tp=1, pp=1))
+    ledger = ledger_of(name, 1 << 42, memory_of(tp=1, pp=1))
     shape, storage = model(name)
     assert ledger.weights_bytes == pytest.approx(stored_bytes(storage, shape.matrices()), abs=8)
     assert ledger.stage == 0
@@ -188,7 +188,7 @@ def test_one_rank_and_one_stage_are_the_whole_model(name: str) -> None:
 
 def test_ranks_beyond_the_heads_keep_copies_and_a_latent_cache_is_whole_on_each() -> None:
     def kv(name: str, tp: int) -> int:
-        return ledger_of(name, 1 << 42, setting(tp=tp)).kv_bytes
+        return ledger_of(name, 1 << 42, memory_of(tp=tp)).kv_bytes
 
     whole = kv("qwen3-235b-a22b", 1)  # 4 key and value heads
     assert [whole / kv("qwen3-235b-a22b", tp) for tp in (2, 4, 8, 16)] == [2, 4, 4, 4]
@@ -196,7 +196,7 @@ def test_ranks_beyond_the_heads_keep_copies_and_a_latent_cache_is_whole_on_each(
 
 
 def weights_of(name: str, **changes: object) -> dict[str, int]:
-    lines = ledger_of(name, 1 << 42, setting(**changes)).lines
+    lines = ledger_of(name, 1 << 42, memory_of(**changes)).lines
     return {n.removeprefix("weights, "): size for n, size, _ in lines if n.startswith("weights")}
 
 
@@ -216,7 +216,7 @@ def test_ranks_divide_matrices_and_copy_norms_routers_and_heads_that_are_too_few
 
 
 def test_a_tied_embedding_is_on_the_last_stage_too() -> None:
-    last = ledger_of("gemma-2-9b", 1 << 42, setting(pp=2))
+    last = ledger_of("gemma-2-9b", 1 << 42, memory_of(pp=2))
     assert last.stage == 1
     assert weights_of("gemma-2-9b", pp=2)["embedding"] == 4 * 256000 * 3584
     assert "head" not in weights_of("gemma-2-9b", pp=2)
@@ -224,7 +224,7 @@ def test_a_tied_embedding_is_on_the_last_stage_too() -> None:
 
 def test_activations_are_divided_but_for_the_residual_stream() -> None:
     def activations(tp: int) -> int:
-        return ledger_of("llama-3.1-8b", 1 << 40, setting(tp=tp)).activation_bytes
+        return ledger_of("llama-3.1-8b", 1 << 40, memory_of(tp=tp)).activation_bytes
 
     residual = 2 * 2048 * 4096 * 2
     logits = 256 * 128256 * 22  # more than a layer's 3 x 14,336 values for 2,048 rows
@@ -235,7 +235,7 @@ def test_activations_are_divided_but_for_the_residual_stream() -> None:
 
 def test_a_state_is_divided_and_does_not_grow() -> None:
     def state(**changes: object) -> int:
-        lines = ledger_of("jamba-v0.1", 1 << 42, setting(**changes)).lines
+        lines = ledger_of("jamba-v0.1", 1 << 42, memory_of(**changes)).lines
         return sum(size for name, size, _ in lines if name == "state of sequences")
 
     one = 28 * 8192 * (16 + 3) * 4  # 28 of 32 layers, in f32
@@ -246,7 +246,7 @@ def test_a_state_is_divided_and_does_not_grow() -> None:
 
 def test_a_state_beside_attention_has_a_line_of_its_own() -> None:
     """Falcon-H1: each of 36 layers has 24 heads of 64 x 128, and a convolution of 1,792 inputs."""
-    lines = {line.name: line for line in ledger_of("falcon-h1-0.5b", 1 << 42, setting()).lines}
+    lines = {line.name: line for line in ledger_of("falcon-h1-0.5b", 1 << 42, memory_of()).lines}
     state = lines["state of sequences"]
     assert state.num_bytes == 36 * 4 * (24 * 64 * 128 + 3 * (24 * 64 + 2 * 128))
     assert state.how == "assumed"
@@ -258,16 +258,17 @@ def test_a_state_beside_attention_has_a_line_of_its_own() -> None:
 
 def test_the_fullest_stage_decides() -> None:
     """The last stage has as many layers as the first, and the head instead of the embedding."""
-    sparse = ledger_of("deepseek-v3", 1 << 40, setting(pp=2))  # its dense layers stand first
+    sparse = ledger_of("deepseek-v3", 1 << 40, memory_of(pp=2))  # its dense layers stand first
     assert sparse.stage == 1
-    alone = ledger_of("deepseek-v3", 1 << 40, setting())
+    alone = ledger_of("deepseek-v3", 1 << 40, memory_of())
     assert sparse.weights_bytes > alone.weights_bytes / 2
-    thirds = ledger_of("llama-3.1-8b", 1 << 42, setting(pp=3, concurrency=64))  # 11, 11, 10 layers
+    # of 11, 11 and 10 layers
+    thirds = ledger_of("llama-3.1-8b", 1 << 42, memory_of(pp=3, concurrency=64))
     assert thirds.stage == 0
     assert thirds.kv_bytes == 64 * 4096 * 131072 * 11 // 32
-    halves = ledger_of("llama-3.1-8b", 1 << 40, setting(pp=2))
+    halves = ledger_of("llama-3.1-8b", 1 << 40, memory_of(pp=2))
     assert "weights, head" in {line.name for line in halves.lines}
-    whole = ledger_of("llama-3.1-8b", 1 << 40, setting())
+    whole = ledger_of("llama-3.1-8b", 1 << 40, memory_of())
     assert whole.weights_bytes / 2 <= halves.weights_bytes < whole.weights_bytes * 0.6
 
 
@@ -288,28 +289,28 @@ def test_stages_at_the_ends_have_fewer_layers() -> None:
 
 def test_a_window_bounds_what_is_held_where_blocks_are_given_back() -> None:
     cache = model("gemma-3-1b")[0].layers[0].cache  # 512 tokens
-    assert held_tokens(cache.window, setting(context=100)) == 112
-    assert held_tokens(cache.window, setting(context=100_000)) == 528
+    assert held_tokens(cache.window, memory_of(context=100)) == 112
+    assert held_tokens(cache.window, memory_of(context=100_000)) == 528
     ours = ENGINES["ridgeline"]
     keeps = replace(ours, frees_windows=False)
-    assert held_tokens(cache.window, setting(context=100_000, engine=ours)) == 528
-    assert held_tokens(cache.window, setting(context=100_000, engine=keeps)) == 100_000
-    freed = ledger_of("gemma-3-1b", 1 << 40, setting(context=32_768, engine=ours))
-    kept = ledger_of("gemma-3-1b", 1 << 40, setting(context=32_768, engine=keeps))
+    assert held_tokens(cache.window, memory_of(context=100_000, engine=ours)) == 528
+    assert held_tokens(cache.window, memory_of(context=100_000, engine=keeps)) == 100_000
+    freed = ledger_of("gemma-3-1b", 1 << 40, memory_of(context=32_768, engine=ours))
+    kept = ledger_of("gemma-3-1b", 1 << 40, memory_of(context=32_768, engine=keeps))
     assert freed.kv_bytes < kept.kv_bytes / 5
 
 
 def test_engines_read_the_same_fraction_differently() -> None:
     rest = {"weights_bytes": 10 << 30, "activation_bytes": 1 << 30, "overhead_bytes": 1 << 30}
-    total = ledger_of("phi-4", 80 << 30, setting(**rest))
-    free = ledger_of("phi-4", 80 << 30, setting(engine=ENGINES["trtllm"], **rest))
+    total = ledger_of("phi-4", 80 << 30, memory_of(**rest))
+    free = ledger_of("phi-4", 80 << 30, memory_of(engine=ENGINES["trtllm"], **rest))
     assert total.kv_budget_bytes == int((80 << 30) * 0.9) - (12 << 30)
     assert free.kv_budget_bytes == int((68 << 30) * 0.9)
 
 
 def test_what_is_too_much_is_the_same_under_either_rule_where_weights_alone_are() -> None:
     capacity = 22 << 30
-    free = ledger_of("phi-4", capacity, setting(engine=ENGINES["trtllm"]))
+    free = ledger_of("phi-4", capacity, memory_of(engine=ENGINES["trtllm"]))
     assert free.weights_bytes > capacity
     assert free.lines[-1].num_bytes == 0  # no margin of what is not there
     assert free.kv_budget_bytes == capacity - free.total_bytes + free.kv_bytes < 0
@@ -317,7 +318,7 @@ def test_what_is_too_much_is_the_same_under_either_rule_where_weights_alone_are(
 
 
 def test_sizes_overrule_lines_and_a_cache_of_its_own_size_is_what_there_is() -> None:
-    asked = setting(kv_cache_bytes=4 << 30, concurrency=8, context=4096)
+    asked = memory_of(kv_cache_bytes=4 << 30, concurrency=8, context=4096)
     ledger = ledger_of("phi-4", 80 << 30, asked)
     assert ledger.kv_bytes == ledger.kv_budget_bytes == 4 << 30
     assert not ledger.fits  # eight sequences of 4,096 tokens take 6.25 GiB
@@ -333,9 +334,9 @@ def test_sizes_overrule_lines_and_a_cache_of_its_own_size_is_what_there_is() -> 
 )
 def test_what_cannot_be_divided_so_is_refused(tp: int, pp: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ledger_of("llama-3.1-8b", 1 << 40, setting(tp=tp, pp=pp))
+        ledger_of("llama-3.1-8b", 1 << 40, memory_of(tp=tp, pp=pp))
     with pytest.raises(ValueError, match="one must divide the other"):
-        ledger_of("phi-4", 1 << 40, setting(tp=4))  # 40 heads, 10 of keys and values
+        ledger_of("phi-4", 1 << 40, memory_of(tp=4))  # 40 heads, 10 of keys and values
 
 
 def test_nothing_of_a_shape_is_kept_when_its_plan_is_gone() -> None:

@@ -75,14 +75,14 @@ def test_a_model_on_disk_takes_what_the_backend_counts(
     setup = setup_of(opened.arch, dtype)
     footprint = cuda.footprint(opened.arch, setup)
     found = ours(path, dtype=dtype)
-    lines, context = sizes(found), found.best.setting.context
+    lines, context = sizes(found), found.best.memory.context
     assert weights(found) == cuda.packed_bytes(opened, setup)
     assert lines["activations (2,048 tokens)"] == footprint.step_bytes
     assert lines.get("state of sequences", 0) == footprint.state_bytes_per_seq
     windows = [group.window or context for group in setup.groups]
     held = [min(context, -(-(window - 1) // 16) * 16 + 16) for window in windows]
     assert lines["KV cache"] == footprint.kv_bytes_per_token * sum(held)
-    assert found.best.setting.kv_value_bytes == (4 if dtype == "f32" else 2)
+    assert found.best.memory.kv_value_bytes == (4 if dtype == "f32" else 2)
     assert found.best.storage.name == setup.dtype
 
 
@@ -161,9 +161,9 @@ def test_ranks_that_do_not_divide_a_layer_are_refused_and_auto_skips_them() -> N
     with pytest.raises(ValueError, match="4 does not divide 14330 inner channels"):
         ours(odd, tensor_parallel_size="4")
     found = ours(LLAMA, "rtx3080-10", tensor_parallel_size="auto", pipeline_parallel_size="auto")
-    assert (found.best.setting.tp, found.best.setting.pp) == (4, 1)
+    assert (found.best.memory.tp, found.best.memory.pp) == (4, 1)
     none = ours(odd, "rtx3080-10", tensor_parallel_size="auto", pipeline_parallel_size="auto")
-    assert (none.best.setting.tp, none.best.ledger.fits) == (1, False)
+    assert (none.best.memory.tp, none.best.ledger.fits) == (1, False)
 
 
 @pytest.mark.parametrize("arch", ENCODERS.values(), ids=list(ENCODERS))

@@ -23,7 +23,7 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.planner import PlanFlags
-from ridgeline.planner.capacity.option import engine_record
+from ridgeline.planner.capacity.option import engine_record, with_blocks_for
 from ridgeline.planner.catalogue import prices_of
 from ridgeline.planner.memory.flags import AUTO
 from ridgeline.planner.memory.model_spec import read_model_spec
@@ -404,7 +404,7 @@ class VirtualStage:
         times = replica.latency_model.times
         held = [len(one.prompt) + one.max_tokens for one in load]
         settings = replace(
-            engine_record(replica.placement, times, held),
+            with_blocks_for(engine_record(replica.placement, times), held),
             policy=variant.policy,
             max_num_batched_tokens=_STEP_TOKENS if variant.policy == "splitfuse" else _MOST_TOKENS,
             max_num_seqs=variant.max_num_seqs,

@@ -16,7 +16,7 @@ from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.latency_model import LatencyModel
-from ridgeline.planner.capacity.option import engine_record
+from ridgeline.planner.capacity.option import engine_record, with_blocks_for
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.single_device import DeviceReplica, on_device
 
@@ -123,7 +123,9 @@ class EngineOnDevice:
             kv_cache_memory=None if size is None else str(size),
         )
         replica = on_device(self._spec, plan_flags)
-        settings = engine_record(replica.placement, replica.latency_model.times, sessions)
+        settings = with_blocks_for(
+            engine_record(replica.placement, replica.latency_model.times), sessions
+        )
         step_tokens = settings.max_num_batched_tokens
         if options.max_num_batched_tokens is None and POLICIES[options.policy].whole_prompts:
             step_tokens = max(step_tokens, most)

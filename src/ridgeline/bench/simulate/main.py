@@ -41,7 +41,7 @@ from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
 from ridgeline.foresight.structure import to_json
 from ridgeline.model.files.tensors import naming
 from ridgeline.planner import PlanFlags
-from ridgeline.planner.capacity.option import bounds_of
+from ridgeline.planner.capacity.option import engine_record
 from ridgeline.planner.single_device import DeviceReplica
 
 _SOURCES = {
@@ -350,14 +350,15 @@ def predict(made: PreparedRun, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _device(replica: DeviceReplica, settings: EngineRecord) -> dict[str, Any]:
-    setting = replica.placement.setting
+    memory = replica.placement.memory
+    whole = engine_record(replica.placement, replica.latency_model.times)
     return {
         "name": replica.name,
-        "tp": setting.tp,
-        "pp": setting.pp,
-        "engine": setting.engine.name,
+        "tp": memory.tp,
+        "pp": memory.pp,
+        "engine": memory.engine.name,
         "dtype": replica.placement.storage.name,
-        "kv_tokens": bounds_of(replica.placement).num_blocks * settings.block_size,
+        "kv_tokens": whole.num_blocks * settings.block_size,
     }
 
 

@@ -147,7 +147,7 @@ def show(planned: Plan, console: Console) -> None:
     each = f", each of {best.num_devices}" if best.num_devices > 1 else ""
     console.print(
         f"[bold]{escape(best.device.id)}[/]{each}: {gib(best.ledger.capacity_bytes)}, rules of "
-        f"{best.setting.engine.name}"
+        f"{best.memory.engine.name}"
     )
     console.print(f"  {_bar(best)}\n  {_LEGEND}\n")
     if planned.load is None:
@@ -204,11 +204,11 @@ def _show_devices(placements: tuple[Placement, ...], console: Console) -> None:
                 f"{placement.max_concurrency:,}",
             )
     if table.row_count:
-        setting = placements[0].setting
+        memory = placements[0].memory
         console.print(table)
         console.print(
-            f"[dim]Memory of one device; the longest context of {setting.concurrency:,}; how many "
-            f"sequences of {setting.context:,} tokens.[/]"
+            f"[dim]Memory of one device; the longest context of {memory.concurrency:,}; how many "
+            f"sequences of {memory.context:,} tokens.[/]"
         )
     if others := [p.device.id for p in placements if not p.ledger.fits]:
         console.print(f"It does not fit on: {escape(', '.join(others))}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from ridgeline.core.records import EngineRecord
 from ridgeline.engine.calibration import LAYER_S, newest_calibration
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options
@@ -67,11 +68,11 @@ def latency_model_of(spec: ModelSpec, placement: Placement) -> LatencyModel:
     """
     if placement.device.id == HERE:
         return _here(spec, placement)
-    setting, device = placement.setting, placement.device
-    efficiency = efficiency_of(device, setting.engine.name, efficiencies())
+    memory, device = placement.memory, placement.device
+    efficiency = efficiency_of(device, memory.engine.name, efficiencies())
     times = device_time(
-        spec.shape, placement.storage, setting.kv_value_bytes, device, efficiency,
-        tp=setting.tp, pp=setting.pp,
+        spec.shape, placement.storage, memory.kv_value_bytes, device, efficiency,
+        tp=memory.tp, pp=memory.pp,
     )  # fmt: skip
     factor, first = efficiency.factor_90, efficiency.first_factor_90
     return LatencyModel(
@@ -109,7 +110,7 @@ def _here(spec: ModelSpec, placement: Placement) -> LatencyModel:
 
 def _by_roof(spec: ModelSpec, placement: Placement) -> LatencyModel:
     """Return times of a model that is not here, or does not run here, by this machine's roof."""
-    device, setting = placement.device, placement.setting
+    device, memory = placement.device, placement.memory
     if not device.read_bytes_per_s:
         raise ValueError(
             f"{spec.name}: the speed of this machine is not known yet: run `ridgeline "
@@ -135,7 +136,7 @@ def _by_roof(spec: ModelSpec, placement: Placement) -> LatencyModel:
         source="assumed",
     )
     times = device_time(
-        spec.shape, placement.storage, setting.kv_value_bytes, device, reached
+        spec.shape, placement.storage, memory.kv_value_bytes, device, reached
     )  # fmt: skip
     note = (
         f"steps reach {MEMORY_SHARE:.0%} of this machine's memory roof and {COMPUTE_SHARE:.0%} of "
@@ -173,24 +174,17 @@ class Steady:
     step: Features
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a replica has room for: sequences, by the scheduler and by the cache, and tokens."""
-
-    max_num_seqs: int
-    num_blocks: int
-    block_size: int
-    max_num_batched_tokens: int
-
-    def most_seqs(self, load: OfferedLoad) -> float:
-        """Return how many sequences of a load fit at once, half answered in the mean."""
-        held = load.mean_prompt + load.mean_new / 2 + self.block_size / 2
-        return min(self.max_num_seqs, self.num_blocks * self.block_size / held)
+def most_seqs(settings: EngineRecord, load: OfferedLoad) -> float:
+    """Return how many sequences of a load fit into a replica at once, half answered in the mean."""
+    held = load.mean_prompt + load.mean_new / 2 + settings.block_size / 2
+    return min(settings.max_num_seqs, settings.num_blocks * settings.block_size / held)
 
 
-def steady(times: TimeModel, load: OfferedLoad, bounds: Bounds, rate_per_s: float) -> Steady | None:
+def steady(
+    times: TimeModel, load: OfferedLoad, settings: EngineRecord, rate_per_s: float
+) -> Steady | None:
     """Return where a replica settles that gets this many requests per second; None if nowhere."""
-    prompt, new, most = load.mean_prompt, load.mean_new, bounds.most_seqs(load)
+    prompt, new, most = load.mean_prompt, load.mean_new, most_seqs(settings, load)
     reading = _reading(load, times)
     answering = of_items([(max(0, round(prompt + new / 2) - 1), 1, 1)], times.windows)
 
@@ -203,7 +197,7 @@ def steady(times: TimeModel, load: OfferedLoad, bounds: Bounds, rate_per_s: floa
     step_s = seconds(step_of(0.0, 0.0))
     for _ in range(_ROUNDS):
         arriving, seqs = rate_per_s * step_s, rate_per_s * new * step_s
-        room = bounds.max_num_batched_tokens - seqs
+        room = settings.max_num_batched_tokens - seqs
         if seqs > most or arriving * prompt > room:
             return None
         # A step either has a prompt, or as much of one as there is room for, or it has none.
@@ -224,30 +218,32 @@ def steady(times: TimeModel, load: OfferedLoad, bounds: Bounds, rate_per_s: floa
     return None
 
 
-def knee(times: TimeModel, load: OfferedLoad, bounds: Bounds) -> float:
+def knee(times: TimeModel, load: OfferedLoad, settings: EngineRecord) -> float:
     """Return the most requests per second that a replica bears."""
-    if bounds.most_seqs(load) < 1:
+    if most_seqs(settings, load) < 1:
         return 0.0
     low, high = 0.0, 1e-3
-    while steady(times, load, bounds, high) is not None and high < 1e6:
+    while steady(times, load, settings, high) is not None and high < 1e6:
         low, high = high, 2 * high
     while high - low > 0.01 * high and high > 1e-9:
         middle = (low + high) / 2
-        low, high = (low, middle) if steady(times, load, bounds, middle) is None else (middle, high)
+        low, high = (
+            (low, middle) if steady(times, load, settings, middle) is None else (middle, high)
+        )
     return low
 
 
 def steady_closed(
-    times: TimeModel, load: OfferedLoad, bounds: Bounds, num_clients: float
+    times: TimeModel, load: OfferedLoad, settings: EngineRecord, num_clients: float
 ) -> Steady | None:
     """Return where a replica settles with this many clients; None if fewer than one fits."""
-    low, high = 0.0, knee(times, load, bounds)
-    settled = steady(times, load, bounds, high) if high else None
+    low, high = 0.0, knee(times, load, settings)
+    settled = steady(times, load, settings, high) if high else None
     if settled is None or _held(settled, load) <= num_clients:
         return settled
     while high - low > 0.002 * high:
         middle = (low + high) / 2
-        tried = steady(times, load, bounds, middle)
+        tried = steady(times, load, settings, middle)
         if tried is not None and _held(tried, load) <= num_clients:
             low = middle
         else:
@@ -256,9 +252,11 @@ def steady_closed(
     return settled
 
 
-def queue_s(times: TimeModel, load: OfferedLoad, bounds: Bounds, num_clients: float) -> float:
+def queue_s(
+    times: TimeModel, load: OfferedLoad, settings: EngineRecord, num_clients: float
+) -> float:
     """Return the seconds that a prompt waits, in the mean, if all clients begin at once."""
-    together = min(num_clients, max(1.0, bounds.max_num_batched_tokens / load.mean_prompt))
+    together = min(num_clients, max(1.0, settings.max_num_batched_tokens / load.mean_prompt))
     step_s = times.seconds(in_the_mean([(together, _reading(load, times))]))
     return max(0.0, num_clients - 1) / 2 * step_s / together
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from ridgeline.foresight.simulator.run import SimRequest, TimeModel
 from ridgeline.model.cost.costs import Features
 from ridgeline.model.cost.hardware import Price
 from ridgeline.model.cost.ownership import Bill, Owned
-from ridgeline.planner.capacity.latency_model import Bounds, LatencyModel, knee, queue_s
+from ridgeline.planner.capacity.latency_model import LatencyModel, knee, queue_s
 from ridgeline.planner.capacity.load import PERCENTILES, LoadFlags, OfferedLoad, Slo
 from ridgeline.planner.catalogue import prices_of, spot_terms
 from ridgeline.planner.memory.placement import Placement
@@ -196,15 +197,15 @@ class CapacityOption:
 
     def as_dict(self) -> dict[str, Any]:
         """Return an element of the document's "choices"."""
-        setting = self.placement.setting
+        memory = self.placement.memory
         return {
             "device": self.placement.device.id,
             "replicas": self.replicas,
-            "tp": setting.tp,
-            "pp": setting.pp,
+            "tp": memory.tp,
+            "pp": memory.pp,
             "num_devices": self.num_devices,
             "dtype": self.placement.storage.name,
-            "engine": setting.engine.name,
+            "engine": memory.engine.name,
             "meets_slo": self.meets_slo,
             "surely_meets_slo": self.surely,
             "goodput_per_s": self.goodput_per_s,
@@ -298,13 +299,12 @@ class _Watched:
         return self._times.seconds(features)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A division on a device, with its model of time."""
 
     placement: Placement
     latency_model: LatencyModel
-    bounds: Bounds
     price: Price | Owned | None
     load: OfferedLoad
     check_cancel: CancelCheck
@@ -313,7 +313,7 @@ class Candidate:
     def knee(self, factor: float = 1.0) -> float:
         """Return the most requests per second that a replica bears, if all takes so much longer."""
         if factor not in self.knees:
-            self.knees[factor] = knee(self.latency_model.at(factor), self.load, self.bounds)
+            self.knees[factor] = knee(self.latency_model.at(factor), self.load, self.settings)
         return self.knees[factor]
 
     def begin_s(self, replicas: int, factor: float = 1.0) -> float:
@@ -324,7 +324,7 @@ class Candidate:
         latency_model, clients = self.latency_model, self.load.concurrency
         if clients is None or not latency_model.queue_share:
             return latency_model.request_s
-        queued_s = queue_s(latency_model.at(factor), self.load, self.bounds, clients / replicas)
+        queued_s = queue_s(latency_model.at(factor), self.load, self.settings, clients / replicas)
         return latency_model.request_s + latency_model.queue_share * queued_s
 
     def usd_per_hour(self, replicas: int) -> float | None:
@@ -340,50 +340,49 @@ class Candidate:
     @property
     def is_ours(self) -> bool:
         """Whether this engine's own rules hold."""
-        return self.placement.setting.engine.name == "ridgeline"
+        return self.placement.memory.engine.name == "ridgeline"
 
+    @cached_property
     def settings(self) -> EngineRecord:
-        """Return how its engine is set up, with no more blocks than the load can hold."""
+        """How its engine is set up."""
+        return engine_record(self.placement, self.latency_model.times)
+
+    def simulated_settings(self) -> EngineRecord:
+        """Return the same with no more blocks than the load can hold."""
         longest = sorted(sum(lengths) for lengths in self.load.lengths)
-        held = longest[-self.bounds.max_num_seqs :]
-        return engine_record(self.placement, self.latency_model.times, held)
+        return with_blocks_for(self.settings, longest[-self.settings.max_num_seqs :])
 
 
-def engine_record(placement: Placement, times: TimeModel, held: Iterable[int]) -> EngineRecord:
-    """Return how the engine of a placement is set up by itself, for simulations.
-
-    ``held`` are the tokens of all sequences that can lie in the cache at once. A small model has
-    room for thousands of times as many, which would take gigabytes here.
-    """
-    bounds = bounds_of(placement)
-    most_blocks = sum(num_tokens // bounds.block_size + 2 for num_tokens in held)
-    # Our own for processors, else what suits the device.
-    is_cpu = placement.device.kind == "cpu"
+def engine_record(placement: Placement, times: TimeModel) -> EngineRecord:
+    """Return how the engine of a placement is set up by itself, with all blocks it has room for."""
+    engine, device = placement.memory.engine, placement.device
+    tokens = int(placement.ledger.max_concurrency_exact * placement.memory.context)
     return EngineRecord(
         policy="splitfuse",
-        block_size=bounds.block_size,
-        num_blocks=min(bounds.num_blocks, most_blocks),
-        max_num_batched_tokens=bounds.max_num_batched_tokens,
-        max_num_seqs=bounds.max_num_seqs,
+        block_size=engine.block_size,
+        num_blocks=min(tokens, _MOST_TOKENS) // engine.block_size,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
         max_model_len=_MOST_TOKENS,
         enable_prefix_caching=False,
         seed=0,
         eos_ids=(),
-        looks_ahead=placement.setting.engine.looks_ahead,
-        least_prompt_tokens=SplitFuse.min_chunk if is_cpu else least_prompt_tokens(times.seconds),
+        looks_ahead=engine.looks_ahead,
+        # Our own for processors, else what suits the device.
+        least_prompt_tokens=SplitFuse.min_chunk
+        if device.kind == "cpu"
+        else least_prompt_tokens(times.seconds),
     )
 
 
-def bounds_of(placement: Placement) -> Bounds:
-    """Return what a placement has room for."""
-    ledger, setting = placement.ledger, placement.setting
-    tokens = min(int(ledger.max_concurrency_exact * setting.context), _MOST_TOKENS)
-    return Bounds(
-        setting.engine.max_num_seqs,
-        tokens // setting.block_size,
-        setting.block_size,
-        setting.max_num_batched_tokens,
-    )
+def with_blocks_for(settings: EngineRecord, held: Iterable[int]) -> EngineRecord:
+    """Return the same settings with no more blocks than a simulation needs.
+
+    ``held`` are the tokens of all sequences that can lie in the cache at once. A small model has
+    room for thousands of times as many, which would take gigabytes here.
+    """
+    most_blocks = sum(num_tokens // settings.block_size + 2 for num_tokens in held)
+    return replace(settings, num_blocks=min(settings.num_blocks, most_blocks))
 
 
 def least_prompt_tokens(seconds: Callable[[Features], float]) -> int:
@@ -431,7 +430,7 @@ def with_spot(
     per_hour = asked.evictions_per_hour or terms.evictions_per_hour or EVICTIONS_PER_HOUR
     notice_s = terms.notice_s if asked.notice is None else asked.notice
     notice_s = NOTICE_S if notice_s is None else notice_s
-    start_s = start_seconds(placement.ledger.weights_bytes * placement.setting.pp)
+    start_s = start_seconds(placement.ledger.weights_bytes * placement.memory.pp)
     # A replica goes when any of its devices does.
     up = up_share(per_hour * placement.num_devices, 0.0, start_s)
     num = replicas_for(choice.replicas, up)
@@ -461,13 +460,12 @@ def _simulated(
     notice_s: float, start_s: float, check_cancel: CancelCheck,
 ) -> EvictionLoss:  # fmt: skip
     """Return what one eviction spoils, of ``num`` replicas."""
-    bounds = bounds_of(choice.placement)
-    candidate = Candidate(choice.placement, choice.latency_model, bounds, None, load, check_cancel)
+    candidate = Candidate(choice.placement, choice.latency_model, None, load, check_cancel)
     some = min(num, 4)  # whether others are beside those does not change what one loses
     part = load.share(1, 120 * some, is_read=candidate.is_ours)
     scale = num / some
     part = [replace(one, arrival_s=(one.arrival_s or 0.0) * scale) for one in part]
-    args = (part, candidate.settings(), candidate.times, some)
+    args = (part, candidate.simulated_settings(), candidate.times, some)
     drained = eviction(*args, notice_s, start_s, drain=True)
     cut = eviction(*args, 0.0, start_s, drain=False)  # without heeding the notice
     shares = [

@@ -128,12 +128,12 @@ def span_ms(choice: CapacityOption, metric: str, percentile: str) -> str:
 
 def name_of(choice: CapacityOption) -> str:
     """Return "2 x l4", with what divides the model."""
-    setting, count = choice.placement.setting, choice.num_devices
+    memory, count = choice.placement.memory, choice.num_devices
     name = f"{count} x {choice.placement.device.id}"
     if choice.placement.num_devices == 1:
         return name
-    ways = [f"tp {setting.tp}"] if setting.tp > 1 else []
-    ways += [f"pp {setting.pp}"] if setting.pp > 1 else []
+    ways = [f"tp {memory.tp}"] if memory.tp > 1 else []
+    ways += [f"pp {memory.pp}"] if memory.pp > 1 else []
     copies = [f"{choice.replicas} replicas"] if choice.replicas > 1 else []
     return f"{name} ({', '.join([*copies, *ways])})"
 

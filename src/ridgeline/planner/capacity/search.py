@@ -23,6 +23,7 @@ from ridgeline.planner.capacity.latency_model import (
     Steady,
     knee,
     latency_model_of,
+    most_seqs,
     steady,
     steady_closed,
 )
@@ -34,7 +35,7 @@ from ridgeline.planner.capacity.option import (
     Candidate,
     CapacityOption,
     SeenLatencies,
-    bounds_of,
+    engine_record,
     seen_of,
     with_frontier,
     with_spot,
@@ -109,7 +110,6 @@ def _candidates(
     today: date, warnings: list[str], check_cancel: CancelCheck,
 ) -> Iterator[Candidate]:  # fmt: skip
     for placement in _divisions(spec, flags, device):
-        bounds = bounds_of(placement)
         try:
             latency_model = latency_model_of(spec, placement)
         except ValueError as error:
@@ -117,12 +117,12 @@ def _candidates(
                 raise
             warnings.append(str(error))
             return
-        if bounds.most_seqs(load) < 1:
+        if most_seqs(engine_record(placement, latency_model.times), load) < 1:
             continue
         price, about = _price(device, placement, asked, today)
         warnings += about
         if price is not None or not asked.buy:
-            yield Candidate(placement, latency_model, bounds, price, load, check_cancel)
+            yield Candidate(placement, latency_model, price, load, check_cancel)
 
 
 def _price(
@@ -155,8 +155,8 @@ def _divisions(spec: ModelSpec, flags: PlanFlags, device: Device) -> Iterator[Pl
     if flags.ranks("tensor_parallel_size", AUTO) is not None or device.id == HERE:
         return
     for times in _TIMES_FEWEST[1:]:
-        ranks = times * first.setting.tp
-        if ranks * first.setting.pp > min(_MOST_RANKS, device.max_ranks):
+        ranks = times * first.memory.tp
+        if ranks * first.memory.pp > min(_MOST_RANKS, device.max_ranks):
             return
         wider = replace(flags, tensor_parallel_size=str(ranks))
         try:
@@ -172,12 +172,12 @@ def settled_of(
     candidate: Candidate, load: OfferedLoad, replicas: int, factor: float = 1.0
 ) -> Steady | None:
     """Return where each of the replicas settles; None above 85 % of the knee."""
-    times, bounds, settled = candidate.latency_model.at(factor), candidate.bounds, None
+    times, settings, settled = candidate.latency_model.at(factor), candidate.settings, None
     rate = (load.rate_per_s or 0.0) / replicas
     if load.concurrency is not None:
-        settled = steady_closed(times, load, bounds, load.concurrency / replicas)
+        settled = steady_closed(times, load, settings, load.concurrency / replicas)
     elif rate <= MOST_BUSY * candidate.knee(factor):
-        settled = steady(times, load, bounds, rate)
+        settled = steady(times, load, settings, rate)
     if settled is None:
         return None
     return replace(settled, ttft_s=settled.ttft_s + candidate.begin_s(replicas, factor))
@@ -271,7 +271,9 @@ def _simulated(
         num = min(_MOST_REQUESTS, max(12, 6 * clients))
     # Other engines fill a step with prompts; ours keeps them short while a client reads along.
     asked = load.share(replicas, num, is_read=candidate.is_ours)
-    ended = serve_fleet(asked, candidate.settings(), candidate.times, 1, concurrency=clients)
+    ended = serve_fleet(
+        asked, candidate.simulated_settings(), candidate.times, 1, concurrency=clients
+    )
     first = len(ended) // 4 if clients is None else min(clients, len(ended) // 2)
     return seen_of(ended[first:], slos, candidate.begin_s(replicas))
 
@@ -299,7 +301,7 @@ def _nearby(
     slos: Sequence[Slo],
 ) -> tuple[int, SeenLatencies | None]:
     """Try a replica more or fewer, as the simulation says; return the fewest that do."""
-    alone = steady(candidate.latency_model.times, load, candidate.bounds, 1e-9)
+    alone = steady(candidate.latency_model.times, load, candidate.settings, 1e-9)
     hopeless = alone is None or any(
         _by_formula(alone, load).ms[slo.metric]["mean"] > slo.limit_ms for slo in slos
     )
@@ -407,7 +409,7 @@ def _rates(
         if settled[factor] is not None:
             return load.rate_per_s
         return min(
-            load.rate_per_s, replicas * knee(latency_model.at(factor), load, candidate.bounds)
+            load.rate_per_s, replicas * knee(latency_model.at(factor), load, candidate.settings)
         )
 
     return answered(latency_model.high), answered(1.0), answered(latency_model.low)
@@ -425,10 +427,10 @@ def _limit(
         return max(slos, key=seen.over).name
     if settled is None:
         return "request rate"
-    if settled.num_seqs > 0.9 * candidate.bounds.most_seqs(load):
+    if settled.num_seqs > 0.9 * most_seqs(candidate.settings, load):
         return (
             "kv cache"
-            if candidate.bounds.most_seqs(load) < candidate.bounds.max_num_seqs
+            if most_seqs(candidate.settings, load) < candidate.settings.max_num_seqs
             else ("max_num_seqs")
         )
     if not isinstance(candidate.latency_model.times, DeviceTime):

@@ -55,7 +55,7 @@ class EngineOverheads:
     Attributes:
         name: as people type it.
         of_free: its fraction is of what weights leave ("of free"), not of the whole ("of total").
-        utilization: the fraction that it takes unless it is told another.
+        gpu_memory_utilization: the fraction that it takes unless it is told another.
         frees_windows: blocks that a sliding window has left behind are given back. Where a layer
             keeps a state, Ridgeline keeps them all the same (``place``).
         block_size: tokens in a block of the cache.
@@ -72,7 +72,7 @@ class EngineOverheads:
 
     name: str
     of_free: bool = False
-    utilization: float = 0.9
+    gpu_memory_utilization: float = 0.9
     frees_windows: bool = True
     block_size: int = 16
     max_num_batched_tokens: int = 2048
@@ -91,19 +91,19 @@ _STATES = "state of sequences"  # the name of a line
 _ALLOCATOR_SHARE = 0.03  # of weights and activations: what an allocator cannot use
 ENGINES: Mapping[str, EngineOverheads] = {
     "ridgeline": EngineOverheads(  # on processors: see ``own_engine`` for GPUs
-        "ridgeline", utilization=1 - 1 / KEPT_PART, context_bytes=_GIB // 8, graphs_bytes=0,
-        bytes_per_logit=5,
+        "ridgeline", gpu_memory_utilization=1 - 1 / KEPT_PART, context_bytes=_GIB // 8,
+        graphs_bytes=0, bytes_per_logit=5,
     ),
     "vllm": EngineOverheads("vllm", in_margin=True),
     "sglang": EngineOverheads(
-        "sglang", utilization=0.88, block_size=1, max_num_batched_tokens=8192
+        "sglang", gpu_memory_utilization=0.88, block_size=1, max_num_batched_tokens=8192
     ),
     "trtllm": EngineOverheads(
         "trtllm", of_free=True, block_size=32, max_num_batched_tokens=8192, max_num_seqs=2048
     ),
     "llamacpp": EngineOverheads(
-        "llamacpp", utilization=1.0, block_size=256, max_num_batched_tokens=512, max_num_seqs=4,
-        graphs_bytes=0, bytes_per_logit=4,
+        "llamacpp", gpu_memory_utilization=1.0, block_size=256, max_num_batched_tokens=512,
+        max_num_seqs=4, graphs_bytes=0, bytes_per_logit=4,
     ),
 }  # fmt: skip
 
@@ -134,7 +134,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class EngineMemory:
     """What is asked: a load, how the model is divided, and what overrules lines.
 
     Attributes:
@@ -143,10 +143,7 @@ class Setting:
         tp: ranks that divide each layer.
         pp: stages that divide the layers.
         kv_value_bytes: of a cached value.
-        block_size: tokens in a block.
-        max_num_batched_tokens: tokens of the largest step.
-        engine: how memory is divided.
-        utilization: the engine's fraction.
+        engine: how memory is divided, with the settings that the flags give it.
         weights_bytes: overrules all lines of weights, on each device; so the next three do theirs.
         activation_bytes: of activations.
         overhead_bytes: of driver, graphs, collectives and allocator.
@@ -158,10 +155,7 @@ class Setting:
     tp: int = 1
     pp: int = 1
     kv_value_bytes: float
-    block_size: int
-    max_num_batched_tokens: int
     engine: EngineOverheads
-    utilization: float
     weights_bytes: int | None = None
     activation_bytes: int | None = None
     overhead_bytes: int | None = None
@@ -237,16 +231,16 @@ def check_division(shape: ModelShape, tp: int, pp: int) -> None:
 
 
 def make_ledger(
-    shape: ModelShape, storage: Storage, known: Known, capacity_bytes: int, setting: Setting
+    shape: ModelShape, storage: Storage, known: Known, capacity_bytes: int, memory: EngineMemory
 ) -> Ledger:
     """Return the ledger of the fullest stage.
 
     Raises ValueError if the model cannot be divided so.
     """
-    check_division(shape, setting.tp, setting.pp)
+    check_division(shape, memory.tp, memory.pp)
     stages = [
-        _stage(shape, storage, known, capacity_bytes, setting, number, part)
-        for number, part in enumerate(split_layers(len(shape.layers), setting.pp))
+        _stage(shape, storage, known, capacity_bytes, memory, number, part)
+        for number, part in enumerate(split_layers(len(shape.layers), memory.pp))
     ]
     return min(stages, key=lambda ledger: ledger.kv_budget_bytes - ledger.kv_need_bytes)
 
@@ -266,23 +260,21 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[range, ...]:
 
 
 def _stage(
-    shape: ModelShape, storage: Storage, known: Known, capacity: int, setting: Setting, number: int,
-    part: range,
+    shape: ModelShape, storage: Storage, known: Known, capacity: int, memory: EngineMemory,
+    number: int, part: range,
 ) -> Ledger:  # fmt: skip
     caches = _caches(shape, part)
-    lines = _weights(shape, storage, known, setting, number)
+    lines = _weights(shape, storage, known, memory, number)
     if known.adapters is not None:
         size = known.adapters.num_bytes * len(part) / len(shape.layers)
         lines.append(known.adapters._replace(num_bytes=round(size)))
     weights = sum(line.num_bytes for line in lines)
-    activations = _activations(
-        shape, storage, known, setting, part, is_last=number == setting.pp - 1
-    )
-    overhead, in_margin_bytes = _overhead(setting, weights + activations.num_bytes)
+    activations = _activations(shape, storage, known, memory, part, is_last=number == memory.pp - 1)
+    overhead, in_margin_bytes = _overhead(memory, weights + activations.num_bytes)
     overhead_bytes = sum(line.num_bytes for line in overhead)
     fixed_bytes = weights + activations.num_bytes + overhead_bytes - in_margin_bytes
 
-    engine, kept = setting.engine, setting.utilization
+    engine, kept = memory.engine, memory.engine.gpu_memory_utilization
     if engine.of_free:
         free = max(0, capacity - fixed_bytes)
         budget = min(capacity, fixed_bytes + int(free * kept))  # weights alone may be too much
@@ -291,12 +283,12 @@ def _stage(
         budget = max(0, min(int(capacity * kept), capacity - in_margin_bytes))
         rest = "rest of the " if engine.in_margin else ""
         name = f"margin ({rest}{1 - kept:.0%} of the device)"
-    kv = _kv_lines(known, setting, caches, setting.concurrency)
+    kv = _kv_lines(known, memory, caches, memory.concurrency)
     need = sum(line.num_bytes for line in kv)
     kv_budget = budget - fixed_bytes
-    if setting.kv_cache_bytes is not None:
-        kv, kv_budget = [Line("KV cache", setting.kv_cache_bytes, ASSUMED)], setting.kv_cache_bytes
-    sequence = sum(line.num_bytes for line in _kv_lines(known, setting, caches, 1))
+    if memory.kv_cache_bytes is not None:
+        kv, kv_budget = [Line("KV cache", memory.kv_cache_bytes, ASSUMED)], memory.kv_cache_bytes
+    sequence = sum(line.num_bytes for line in _kv_lines(known, memory, caches, 1))
     margin_bytes = max(0, capacity - budget - in_margin_bytes)
     return Ledger(
         lines=(*lines, *kv, activations, *overhead, Line(name, margin_bytes, COMPUTED)),
@@ -309,7 +301,7 @@ def _stage(
         kv_need_bytes=need,
         kv_budget_bytes=kv_budget,
         sequence_kv_bytes=sequence,
-        further_token_bytes=_further_token(known, setting, caches),
+        further_token_bytes=_further_token(known, memory, caches),
         stage=number,
     )
 
@@ -330,13 +322,13 @@ def weights_by_group(
 
 
 def _weights(
-    shape: ModelShape, storage: Storage, known: Known, setting: Setting, number: int
+    shape: ModelShape, storage: Storage, known: Known, memory: EngineMemory, number: int
 ) -> list[Line]:
-    if setting.weights_bytes is not None:
-        return [Line("weights", setting.weights_bytes, ASSUMED)]
-    if known.weights is not None and (setting.tp, setting.pp) == (known.num_ranks, 1):
+    if memory.weights_bytes is not None:
+        return [Line("weights", memory.weights_bytes, ASSUMED)]
+    if known.weights is not None and (memory.tp, memory.pp) == (known.num_ranks, 1):
         return [Line(f"weights, {n}", size, known.weights_how) for n, size in known.weights.items()]
-    computed = _stage_weights(shape, storage, setting.tp, setting.pp, number)
+    computed = _stage_weights(shape, storage, memory.tp, memory.pp, number)
     if known.weights is None:
         return [Line(f"weights, {name}", size, COMPUTED) for name, size in computed.items()]
     share = sum(computed.values()) / sum(_stage_weights(shape, storage, 1, 1, 0).values())
@@ -367,23 +359,24 @@ def _stage_weights(
 # --- cache -------------------------------------------------------------------------------------
 
 
-def held_tokens(window: int | None, setting: Setting) -> int:
+def held_tokens(window: int | None, memory: EngineMemory) -> int:
     """Return the tokens of one sequence that a layer with this window holds, in whole blocks."""
-    blocks = -(-setting.context // setting.block_size)
-    if window is not None and setting.engine.frees_windows:
-        blocks = min(blocks, -(-(window - 1) // setting.block_size) + 1)
-    return blocks * setting.block_size
+    size = memory.engine.block_size
+    blocks = -(-memory.context // size)
+    if window is not None and memory.engine.frees_windows:
+        blocks = min(blocks, -(-(window - 1) // size) + 1)
+    return blocks * size
 
 
-def _layer_kv_bytes(cache: LayerCache, setting: Setting) -> float:
+def _layer_kv_bytes(cache: LayerCache, memory: EngineMemory) -> float:
     """Return what a layer keeps of the tokens of one sequence on one rank."""
-    values = held_tokens(cache.window, setting) * cache.values_per_token(setting.tp)
-    return values * setting.kv_value_bytes
+    values = held_tokens(cache.window, memory) * cache.values_per_token(memory.tp)
+    return values * memory.kv_value_bytes
 
 
-def _layer_state_bytes(cache: LayerCache, setting: Setting) -> float:
+def _layer_state_bytes(cache: LayerCache, memory: EngineMemory) -> float:
     """Return what a layer keeps of one sequence beside its tokens: in f32, divided as heads are."""
-    return 4 * cache.state_values / min(setting.tp, cache.num_heads)
+    return 4 * cache.state_values / min(memory.tp, cache.num_heads)
 
 
 @_kept  # bisections ask thousands of times, and most layers are alike
@@ -393,10 +386,10 @@ def _caches(shape: ModelShape, part: range) -> tuple[tuple[LayerCache, int], ...
 
 
 def _kv_lines(
-    known: Known, setting: Setting, caches: tuple[tuple[LayerCache, int], ...], num_seqs: int
+    known: Known, memory: EngineMemory, caches: tuple[tuple[LayerCache, int], ...], num_seqs: int
 ) -> list[Line]:
     if known.kv_bytes_per_token is not None:
-        held = sum(held_tokens(window, setting) for window in known.windows)
+        held = sum(held_tokens(window, memory) for window in known.windows)
         size = held * known.kv_bytes_per_token * num_seqs
         state = known.state_bytes_per_seq * num_seqs
         lines = [Line("KV cache", size, COMPUTED)]
@@ -405,9 +398,9 @@ def _kv_lines(
     for cache, count in caches:  # some have a state beside their attention
         sizes: dict[str, float] = {}
         if cache.kind != "state":
-            sizes[f"KV cache, {cache.kind}"] = _layer_kv_bytes(cache, setting)
+            sizes[f"KV cache, {cache.kind}"] = _layer_kv_bytes(cache, memory)
         if cache.state_values or cache.kind == "state":
-            sizes[_STATES] = _layer_state_bytes(cache, setting)
+            sizes[_STATES] = _layer_state_bytes(cache, memory)
         for name, of_layer in sizes.items():
             bytes_by_name[name] = bytes_by_name.get(name, 0.0) + count * of_layer
     return [
@@ -418,17 +411,17 @@ def _kv_lines(
 
 
 def _further_token(
-    known: Known, setting: Setting, caches: tuple[tuple[LayerCache, int], ...]
+    known: Known, memory: EngineMemory, caches: tuple[tuple[LayerCache, int], ...]
 ) -> float:
     """Return the bytes that one token more takes; layers whose window is full take none."""
-    frees = setting.engine.frees_windows
+    frees = memory.engine.frees_windows
     if known.kv_bytes_per_token is not None:
-        full = [frees and window and window <= setting.context for window in known.windows]
+        full = [frees and window and window <= memory.context for window in known.windows]
         return known.kv_bytes_per_token * (len(full) - sum(map(bool, full)))
     return sum(
-        count * cache.values_per_token(setting.tp) * setting.kv_value_bytes
+        count * cache.values_per_token(memory.tp) * memory.kv_value_bytes
         for cache, count in caches
-        if not (frees and cache.window and cache.window <= setting.context)
+        if not (frees and cache.window and cache.window <= memory.context)
     )
 
 
@@ -436,7 +429,7 @@ def _further_token(
 
 
 def _activations(
-    shape: ModelShape, storage: Storage, known: Known, setting: Setting, part: range,
+    shape: ModelShape, storage: Storage, known: Known, memory: EngineMemory, part: range,
     *, is_last: bool,
 ) -> Line:  # fmt: skip
     """Return the working memory of the largest step: the most that is alive at once.
@@ -444,19 +437,19 @@ def _activations(
     The residual stream is whole on each rank, everything else is divided. Behind the layers the
     logits of the rows that need them take its place.
     """
-    name = f"activations ({setting.max_num_batched_tokens:,} tokens)"
-    if setting.activation_bytes is not None:
-        return Line("activations", setting.activation_bytes, ASSUMED)
+    name = f"activations ({memory.engine.max_num_batched_tokens:,} tokens)"
+    if memory.activation_bytes is not None:
+        return Line("activations", memory.activation_bytes, ASSUMED)
     if known.step_bytes is not None:
         return Line(name, known.step_bytes, COMPUTED)
-    rows, value = setting.max_num_batched_tokens, max(2.0, storage.plain.bits / 8)
+    rows, value = memory.engine.max_num_batched_tokens, max(2.0, storage.plain.bits / 8)
     residual = 2 * rows * shape.hidden_size * value
     widest = _widest(shape, part)
     behind = 0.0
     if is_last:
-        logits = min(rows, max(setting.engine.max_num_seqs, setting.concurrency))
-        behind = logits * shape.vocab_size * setting.engine.bytes_per_logit
-    return Line(name, round(residual + max(rows * widest * value, behind) / setting.tp), COMPUTED)
+        logits = min(rows, max(memory.engine.max_num_seqs, memory.concurrency))
+        behind = logits * shape.vocab_size * memory.engine.bytes_per_logit
+    return Line(name, round(residual + max(rows * widest * value, behind) / memory.tp), COMPUTED)
 
 
 @_kept
@@ -466,11 +459,11 @@ def _widest(shape: ModelShape, part: range) -> int:
     return max(max(layer.attention_values, layer.mlp_values) for layer in layers)
 
 
-def _overhead(setting: Setting, used_bytes: int) -> tuple[list[Line], int]:
+def _overhead(memory: EngineMemory, used_bytes: int) -> tuple[list[Line], int]:
     """Return what is neither weights nor cache, and how much of it lies in the margin."""
-    if setting.overhead_bytes is not None:
-        return [Line("driver, graphs and the like", setting.overhead_bytes, ASSUMED)], 0
-    engine = setting.engine
+    if memory.overhead_bytes is not None:
+        return [Line("driver, graphs and the like", memory.overhead_bytes, ASSUMED)], 0
+    engine = memory.engine
     lines = [Line(engine.context_name, engine.context_bytes, ASSUMED)]
     if engine.graphs_bytes:
         lines.append(Line("captured graphs", engine.graphs_bytes, ASSUMED))
@@ -478,6 +471,6 @@ def _overhead(setting: Setting, used_bytes: int) -> tuple[list[Line], int]:
     in_margin = sum(line.num_bytes for line in lines) if engine.in_margin else 0
     if engine.in_margin:
         lines.append(Line("buffers of libraries", _BUFFERS_BYTES, ASSUMED))
-    if setting.tp * setting.pp > 1:
+    if memory.tp * memory.pp > 1:
         lines.append(Line("collectives", _COLLECTIVES_BYTES, ASSUMED))
     return lines, in_margin

@@ -19,10 +19,10 @@ from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import (
     COMPUTED,
     FROM_FILE,
+    EngineMemory,
     EngineOverheads,
     Known,
     Line,
-    Setting,
 )
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.system.machine import usable_cpus
@@ -51,7 +51,7 @@ def on_gpu(engine: EngineOverheads, arch: ModelArch | None) -> EngineOverheads:
     return replace(
         engine,
         looks_ahead=arch is None or cuda.runs_ahead(arch),
-        utilization=1 - cuda.KEPT_SHARE,
+        gpu_memory_utilization=1 - cuda.KEPT_SHARE,
         context_bytes=cuda.CONTEXT_BYTES,
         context_name="driver, runtime and graphs",
     )
@@ -108,7 +108,7 @@ def known_on_gpu(
     return replace(known, num_ranks=num_ranks)
 
 
-def known_on_cpu(spec: ModelSpec, flags: PlanFlags, setting: Setting) -> Known:
+def known_on_cpu(spec: ModelSpec, flags: PlanFlags, memory: EngineMemory) -> Known:
     """Return what the backend says that would run a model on processors.
 
     Of a model whose file is not here it is what is known of the file. Raises ValueError if no
@@ -117,7 +117,7 @@ def known_on_cpu(spec: ModelSpec, flags: PlanFlags, setting: Setting) -> Known:
     checkpoint = spec.checkpoint
     if checkpoint is None:
         return known_of_file(spec, flags)
-    wanted = _wanted(spec, checkpoint.arch, flags, setting.engine, setting.context)
+    wanted = _wanted(spec, checkpoint.arch, flags, memory.engine, memory.context)
     problems: list[ValueError] = []
     for backend in (BACKENDS[name] for name in _OF_PROCESSORS):
         try:
@@ -140,15 +140,14 @@ def _wanted(
     spec: ModelSpec, arch: ModelArch | None, flags: PlanFlags, engine: EngineOverheads,
     longest: int,
 ) -> Setup:  # fmt: skip
-    batched = flags.max_num_batched_tokens or engine.max_num_batched_tokens
     return Setup(
         dtype=flags.dtype,
         kv_cache_dtype=flags.kv_cache_dtype,
-        block_size=flags.block_size or engine.block_size,
+        block_size=engine.block_size,
         threads=usable_cpus(),
         max_model_len=longest,
-        max_num_seqs=min(engine.max_num_seqs, batched),
-        max_num_batched_tokens=batched,
+        max_num_seqs=min(engine.max_num_seqs, engine.max_num_batched_tokens),
+        max_num_batched_tokens=engine.max_num_batched_tokens,
         max_lora_rank=spec.adapters.max_lora_rank,
         groups=() if arch is None else cache_groups(arch),
     )

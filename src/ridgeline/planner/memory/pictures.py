@@ -35,7 +35,7 @@ def memory_svg(title: str, placements: Sequence[Placement]) -> str:
 
 
 def _bar(placement: Placement, y: float, scale: float) -> Iterator[str]:
-    ledger, setting = placement.ledger, placement.setting
+    ledger, memory = placement.ledger, placement.memory
     count = placement.num_devices
     yield svg.text(_LEFT - 12, y + 20, _name(placement), anchor="end")
     x = float(_LEFT)
@@ -50,7 +50,7 @@ def _bar(placement: Placement, y: float, scale: float) -> Iterator[str]:
     each = f" on each of {count}" if count > 1 else ""
     colour = svg.INK if ledger.fits else "#cf222e"
     yield svg.text(max(x, end) + 10, y + 14, verdict, size=svg.SMALL, fill=colour)
-    caption = f"{setting.concurrency:,} x {setting.context:,} tokens{each}"
+    caption = f"{memory.concurrency:,} x {memory.context:,} tokens{each}"
     yield svg.text(max(x, end) + 10, y + 29, caption, size=svg.SMALL, fill=svg.FAINT)
 
 

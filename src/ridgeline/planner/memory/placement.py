@@ -27,10 +27,10 @@ from ridgeline.model.cost.module_names import Modules
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import (
     ENGINES,
+    EngineMemory,
     EngineOverheads,
     Known,
     Ledger,
-    Setting,
     check_division,
     make_ledger,
 )
@@ -49,7 +49,7 @@ from ridgeline.planner.memory.own_engine import (
 )
 from ridgeline.system.report import gib
 
-LedgerOf = Callable[[Setting], Ledger]
+LedgerOf = Callable[[EngineMemory], Ledger]
 DEFAULT_CONTEXT = 4096  # tokens, where nothing says how long texts are
 _MOST_RANKS = 16
 _USUAL_ENGINES = {"cpu": OWN, "soc": "llamacpp"}  # by kind of device; else vLLM
@@ -65,7 +65,7 @@ class Placement:
 
     Attributes:
         device: the device.
-        setting: the load, and how the model is divided.
+        memory: the load, and how the model is divided.
         ledger: of the fullest device.
         whole: of the whole model, as if it were on one.
         storage: how the weights are stored there.
@@ -76,7 +76,7 @@ class Placement:
     """
 
     device: Device
-    setting: Setting
+    memory: EngineMemory
     ledger: Ledger
     whole: Ledger
     storage: Storage
@@ -87,7 +87,7 @@ class Placement:
     @property
     def num_devices(self) -> int:
         """How many devices one replica takes."""
-        return self.setting.tp * self.setting.pp
+        return self.memory.tp * self.memory.pp
 
 
 def place(spec: ModelSpec, device: Device, flags: PlanFlags, *, default_ranks: str) -> Placement:
@@ -111,7 +111,7 @@ def place(spec: ModelSpec, device: Device, flags: PlanFlags, *, default_ranks: s
         )
     engine = engine_on(spec, device, flags)
     storage = _storage(spec, flags, device, engine)
-    setting = _setting(spec, device, flags, engine, storage)
+    memory = _engine_memory(spec, device, flags, engine, storage)
     tp = flags.ranks("tensor_parallel_size", default_ranks)
     pp = flags.ranks("pipeline_parallel_size", "1")
     if device.max_ranks == 1 and (tp or 1) * (pp or 1) > 1:
@@ -121,21 +121,21 @@ def place(spec: ModelSpec, device: Device, flags: PlanFlags, *, default_ranks: s
     if is_on_gpu(engine, device):
         pp = 1
     _check_formats(spec, device, flags, engine)
-    ledger_of = _ledger_of(spec, device, flags, setting, storage)
-    setting = _divide(spec, device, ledger_of, setting, tp, pp)
-    ledger = ledger_of(setting)
-    longest = max_context(ledger_of, setting)
+    ledger_of = _ledger_of(spec, device, flags, memory, storage)
+    memory = _divide(spec, device, ledger_of, memory, tp, pp)
+    ledger = ledger_of(memory)
+    longest = max_context(ledger_of, memory)
     return Placement(
         device=device,
-        setting=setting,
+        memory=memory,
         ledger=ledger,
-        whole=ledger_of(replace(setting, tp=1, pp=1)),
+        whole=ledger_of(replace(memory, tp=1, pp=1)),
         storage=storage,
         max_context=_bounded(longest, spec.shape.max_position),
-        max_concurrency=max_concurrency(ledger_of, setting),
+        max_concurrency=max_concurrency(ledger_of, memory),
         would_help=()
         if ledger.fits
-        else tuple(_helps(spec, device, flags, ledger_of, setting, storage)),
+        else tuple(_helps(spec, device, flags, ledger_of, memory, storage)),
     )
 
 
@@ -150,10 +150,16 @@ def engine_on(spec: ModelSpec, device: Device, flags: PlanFlags) -> EngineOverhe
     if flags.engine is None and runs_here and not refusal(spec, device, flags):
         name = OWN
     engine = ENGINES[name]
-    engine = replace(engine, max_num_seqs=flags.max_num_seqs or engine.max_num_seqs)
     if name == OWN and any(one.cache.state_values for one in spec.shape.layers):
         engine = replace(engine, frees_windows=False)
-    return on_gpu(engine, spec.arch) if is_on_gpu(engine, device) else engine
+    return _as_asked(on_gpu(engine, spec.arch) if is_on_gpu(engine, device) else engine, flags)
+
+
+def _as_asked(engine: EngineOverheads, flags: PlanFlags) -> EngineOverheads:
+    """Return an engine with the settings that the flags give it; the others are its own."""
+    names = "block_size", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization"
+    given = {name: value for name in names if (value := getattr(flags, name)) is not None}
+    return replace(engine, **given)
 
 
 def refusal(spec: ModelSpec, device: Device, flags: PlanFlags) -> str | None:
@@ -164,7 +170,7 @@ def refusal(spec: ModelSpec, device: Device, flags: PlanFlags) -> str | None:
     if not computes_on(device):
         return None
     try:
-        gpu_setup(spec, flags, ENGINES[OWN])
+        gpu_setup(spec, flags, _as_asked(ENGINES[OWN], flags))
     except ValueError as error:
         return str(error)
     return None
@@ -211,9 +217,9 @@ def _storage(spec: ModelSpec, flags: PlanFlags, device: Device, engine: EngineOv
     return storage
 
 
-def _setting(
+def _engine_memory(
     spec: ModelSpec, device: Device, flags: PlanFlags, engine: EngineOverheads, storage: Storage
-) -> Setting:
+) -> EngineMemory:
     kv_dtype = flags.kv_cache_dtype
     if is_on_gpu(engine, device):
         kv_dtype = gpu_setup(spec, flags, engine).kv_cache_dtype
@@ -231,14 +237,11 @@ def _setting(
             f"trained for"
         )
     context = flags.context or min(DEFAULT_CONTEXT, max_position or DEFAULT_CONTEXT)
-    return Setting(
+    return EngineMemory(
         context=context,
         concurrency=flags.concurrency or 1,
         kv_value_bytes=kv_bytes_of(kv_dtype),
-        block_size=flags.block_size or engine.block_size,
-        max_num_batched_tokens=flags.max_num_batched_tokens or engine.max_num_batched_tokens,
         engine=engine,
-        utilization=flags.gpu_memory_utilization or engine.utilization,
         weights_bytes=flags.size("weights_memory"),
         activation_bytes=flags.size("activation_memory"),
         overhead_bytes=flags.size("overhead_memory"),
@@ -247,24 +250,24 @@ def _setting(
 
 
 def _ledger_of(
-    spec: ModelSpec, device: Device, flags: PlanFlags, setting: Setting, storage: Storage
+    spec: ModelSpec, device: Device, flags: PlanFlags, memory: EngineMemory, storage: Storage
 ) -> LedgerOf:
     """Return what makes the ledger of a load and a division.
 
     It raises ValueError for a division that cannot be, or if our engine cannot run the model as
     wished.
     """
-    is_by_rank = is_on_gpu(setting.engine, device)
+    is_by_rank = is_on_gpu(memory.engine, device)
 
     @cache
     def known_of(num_ranks: int) -> Known:
         if is_by_rank:
-            return known_on_gpu(spec, flags, setting.engine, num_ranks)
-        if setting.engine.name == OWN and device.kind == "cpu":
-            return known_on_cpu(spec, flags, setting)
+            return known_on_gpu(spec, flags, memory.engine, num_ranks)
+        if memory.engine.name == OWN and device.kind == "cpu":
+            return known_on_cpu(spec, flags, memory)
         return known_of_file(spec, flags)
 
-    def ledger_of(asked: Setting) -> Ledger:
+    def ledger_of(asked: EngineMemory) -> Ledger:
         known = known_of(asked.tp if is_by_rank else 1)
         return make_ledger(spec.shape, storage, known, device.usable_bytes, asked)
 
@@ -272,26 +275,26 @@ def _ledger_of(
 
 
 def _divide(
-    spec: ModelSpec, device: Device, ledger_of: LedgerOf, setting: Setting,
+    spec: ModelSpec, device: Device, ledger_of: LedgerOf, memory: EngineMemory,
     tp: int | None, pp: int | None,
-) -> Setting:  # fmt: skip
-    """Return the setting with both sizes chosen: the fewest devices on which it fits.
+) -> EngineMemory:  # fmt: skip
+    """Return the same with both sizes chosen: the fewest devices on which it fits.
 
     Where it fits on none, it is left on one.
     """
     if tp is not None and pp is not None:
         check_division(spec.shape, tp, pp)
-        return replace(setting, tp=tp, pp=pp)
+        return replace(memory, tp=tp, pp=pp)
     most_ranks = min(_MOST_RANKS, device.max_ranks)
     for stages in [pp] if pp is not None else _powers(min(most_ranks, len(spec.shape.layers))):
-        asked = replace(setting, pp=stages)
+        asked = replace(memory, pp=stages)
         if tp is not None:
             asked = replace(asked, tp=tp)
             if ledger_of(asked).fits:
                 return asked
         elif ranks := smallest_tp(ledger_of, asked, most_ranks):
             return replace(asked, tp=ranks)
-    return replace(setting, tp=tp or 1, pp=pp or 1)
+    return replace(memory, tp=tp or 1, pp=pp or 1)
 
 
 def _powers(most: int) -> Iterator[int]:
@@ -302,7 +305,7 @@ def _powers(most: int) -> Iterator[int]:
 
 
 def _helps(
-    spec: ModelSpec, device: Device, flags: PlanFlags, ledger_of: LedgerOf, setting: Setting,
+    spec: ModelSpec, device: Device, flags: PlanFlags, ledger_of: LedgerOf, memory: EngineMemory,
     storage: Storage,
 ) -> Iterator[str]:  # fmt: skip
     """Yield flags, each of which alone would make it fit."""
@@ -310,49 +313,49 @@ def _helps(
     def in_format(name: str) -> Ledger:
         candidate = storage_of_dtype(name, spec.shape)
         beside = Known(adapters=known_of_file(spec, flags).adapters)
-        return make_ledger(spec.shape, candidate, beside, device.usable_bytes, setting)
+        return make_ledger(spec.shape, candidate, beside, device.usable_bytes, memory)
 
     def in_gpu_format(name: str) -> Ledger:
         other = replace(flags, dtype=name)
-        candidate = _storage(spec, other, device, setting.engine)
-        asked = _setting(spec, device, other, setting.engine, candidate)
-        asked = replace(asked, tp=setting.tp, pp=setting.pp)
+        candidate = _storage(spec, other, device, memory.engine)
+        asked = _engine_memory(spec, device, other, memory.engine, candidate)
+        asked = replace(asked, tp=memory.tp, pp=memory.pp)
         return _ledger_of(spec, device, other, asked, candidate)(asked)
 
     most_ranks = min(_MOST_RANKS, device.max_ranks)
-    ranks = smallest_tp(ledger_of, replace(setting, tp=1), most_ranks)
+    ranks = smallest_tp(ledger_of, replace(memory, tp=1), most_ranks)
     if ranks is not None:
         yield f"--tensor-parallel-size {ranks}"
-    has_own = is_on_gpu(setting.engine, device)
+    has_own = is_on_gpu(memory.engine, device)
     bits = gpu_formats() if has_own else {name: FORMATS[name].bits for name in BY_WIDTH}
     narrower = tuple(name for name, size in bits.items() if size < storage.linear.bits)
     of_format = in_gpu_format if has_own else in_format
-    if setting.weights_bytes is None and (widest := widest_format(of_format, narrower)):
+    if memory.weights_bytes is None and (widest := widest_format(of_format, narrower)):
         yield f"--dtype {widest}"
-    if shorter := max_context(ledger_of, setting):
+    if shorter := max_context(ledger_of, memory):
         yield f"--context {shorter}"
-    if setting.concurrency > 1 and (fewer := max_concurrency(ledger_of, setting)):
+    if memory.concurrency > 1 and (fewer := max_concurrency(ledger_of, memory)):
         yield f"--concurrency {fewer}"
 
 
-def max_context(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int | None:
+def max_context(ledger_of: Callable[[EngineMemory], Ledger], memory: EngineMemory) -> int | None:
     """Return the longest context, in whole blocks, with which all sequences fit; 0 if none does.
 
     None if there is no end to it, because no layer's cache grows.
     """
-    size = setting.block_size
+    size = memory.engine.block_size
 
     def fits(num_blocks: int) -> bool:
-        return ledger_of(replace(setting, context=num_blocks * size)).fits
+        return ledger_of(replace(memory, context=num_blocks * size)).fits
 
     most = _MOST_TOKENS // size
     longest = _largest(fits, most)
     return None if longest == most else size * longest
 
 
-def max_concurrency(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int:
-    """Return the most sequences of the setting's context that fit; 0 if none does."""
-    return _largest(lambda n: ledger_of(replace(setting, concurrency=n)).fits, _MOST_SEQUENCES)
+def max_concurrency(ledger_of: Callable[[EngineMemory], Ledger], memory: EngineMemory) -> int:
+    """Return the most sequences of the asked context that fit; 0 if none does."""
+    return _largest(lambda n: ledger_of(replace(memory, concurrency=n)).fits, _MOST_SEQUENCES)
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:
@@ -370,7 +373,7 @@ def _largest(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def smallest_tp(
-    ledger_of: Callable[[Setting], Ledger], setting: Setting, most_ranks: int
+    ledger_of: Callable[[EngineMemory], Ledger], memory: EngineMemory, most_ranks: int
 ) -> int | None:
     """Return the least power of two of ranks, up to ``most_ranks``, on which it fits; or None.
 
@@ -379,7 +382,7 @@ def smallest_tp(
     ranks = 1
     while ranks <= most_ranks:
         with suppress(ValueError):
-            if ledger_of(replace(setting, tp=ranks)).fits:
+            if ledger_of(replace(memory, tp=ranks)).fits:
                 return ranks
         ranks *= 2
     return None
@@ -408,7 +411,7 @@ def parts_of(ledger: Ledger) -> list[tuple[str, int]]:
 
 def sentence(placement: Placement) -> str:
     """Return the answer: whether it fits, with how much to spare, and what fits beside it."""
-    ledger, setting = placement.ledger, placement.setting
+    ledger, memory = placement.ledger, placement.memory
     where = _where(placement)
     if not ledger.fits:
         missing = max(-ledger.spare_bytes, ledger.kv_need_bytes - ledger.kv_budget_bytes)
@@ -420,21 +423,21 @@ def sentence(placement: Placement) -> str:
     if placement.max_concurrency >= 1 << 32:
         sequences = "any number of sequences"
     alternative = ""
-    if placement.max_context is None or placement.max_context > setting.context:
-        alone = "one sequence" if setting.concurrency == 1 else f"{setting.concurrency:,} sequences"
+    if placement.max_context is None or placement.max_context > memory.context:
+        alone = "one sequence" if memory.concurrency == 1 else f"{memory.concurrency:,} sequences"
         alternative = f", or {alone} of {length(placement.max_context)}"
     return (
         f"fits on {where} with {gib(ledger.spare_bytes)} to spare{each}: {sequences} of "
-        f"{setting.context:,} tokens{alternative}"
+        f"{memory.context:,} tokens{alternative}"
     )
 
 
 def _where(placement: Placement) -> str:
-    setting, device, count = placement.setting, placement.device, placement.num_devices
+    memory, device, count = placement.memory, placement.device, placement.num_devices
     if device.id == "here":
         return "this machine"
     if count == 1:
         return f"one {device.name}"
-    ways = [f"tensor parallel {setting.tp}"] if setting.tp > 1 else []
-    ways += [f"pipeline parallel {setting.pp}"] if setting.pp > 1 else []
+    ways = [f"tensor parallel {memory.tp}"] if memory.tp > 1 else []
+    ways += [f"pipeline parallel {memory.pp}"] if memory.pp > 1 else []
     return f"{count} {device.name} ({', '.join(ways)})"
