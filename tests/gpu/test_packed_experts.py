@@ -56,7 +56,9 @@ def test_a_file_s_blocks_of_experts_are_computed_as_they_are(dtype: str) -> None
     assert isinstance(experts.shared.gate_up, Packed)
     taken = sum(part.nbytes for parts in weights.by_name().values() for part in parts)
     assert taken == sum(weights_bytes(checkpoint, dtype).values())
-    setup = setup_of("f32", num_seqs=4, num_tokens=64, max_len=64, num_blocks=8)
+    setup = setup_of(
+        "f32", max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=8
+    )
     # Tokens in float32, so that nothing else is rounded.
     mine = CudaRunner(Shard(ARCH), weights, setup, ops=twins)
     plain = reference.new_runner(checkpoint, setup, NOWHERE)
@@ -88,7 +90,9 @@ def test_matrices_of_five_bits_in_a_file_are_not_rounded_to_four() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_no_format_of_experts_is_refused(dtype: str) -> None:
-    setup = setup_of(dtype, num_seqs=4, num_tokens=64, max_len=64, num_blocks=8)
+    setup = setup_of(
+        dtype, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=8
+    )
     assert cuda.settle(setup, ARCH).dtype == dtype
     room = sum(weights_bytes(stored("int4", {}), "int4").values())
     assert "--dtype int4 takes" in cuda.too_large(stored("int4", {}), "bf16", room)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,9 @@ class Setup:
     stage_port: int | None = None
     stage_key_file: Path | None = None
     uses_all_memory: bool = False
+
+
+S = TypeVar("S", bound=Setup)  # a setup, with what its owner adds to it
 
 
 class Footprint(NamedTuple):
@@ -224,7 +227,7 @@ class BackendRunner(Protocol):
 class Backend(Protocol):
     """The interface of a backend, which is all that others import of it."""
 
-    def check(self, setup: Setup, arch: ModelArch) -> Setup:
+    def check(self, setup: S, arch: ModelArch) -> S:
         """Return a setup without "auto" where that is open. Raises ValueError if it cannot be."""
 
     def footprint(self, arch: ModelArch, setup: Setup) -> Footprint:

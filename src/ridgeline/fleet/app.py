@@ -154,12 +154,14 @@ class Router:
         """Return the models that are loaded, as Ollama lists them."""
         entries = []
         for replica_set in tuple(self.pool.replica_sets.values()):
-            max_len = replica_set.max_model_len
-            if max_len and (summary := self.summary(replica_set.name)):
+            max_model_len = replica_set.max_model_len
+            if max_model_len and (summary := self.summary(replica_set.name)):
                 left_s = None if replica_set.keep_alive_s < 0 else replica_set.keep_alive_s
                 expires_s = None if left_s is None else time.time() + left_s
                 num_bytes = replica_set.resident_bytes
-                entries.append(loaded(replica_set.name, summary, num_bytes, max_len, expires_s))
+                entries.append(
+                    loaded(replica_set.name, summary, num_bytes, max_model_len, expires_s)
+                )
         return entries
 
     def chosen(self, name: Any) -> tuple[str, str]:

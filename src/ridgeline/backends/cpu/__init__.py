@@ -27,9 +27,9 @@ from ridgeline.backends.cpu.layout.shapes import (
 )
 from ridgeline.backends.cpu.pipeline.split import check_stages
 from ridgeline.backends.cpu.runner import load_runner
-from ridgeline.backends.interface import BackendContext, BackendRunner, Footprint, Setup
+from ridgeline.backends.interface import BackendContext, BackendRunner, Footprint, S, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
-from ridgeline.model.cost.format_bytes import own_kv_dtype
+from ridgeline.model.cost.format_bytes import own_kv_cache_dtype
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.model import ModelArch
 
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> object:
     return getattr(roofs, name)
 
 
-def check(setup: Setup, arch: ModelArch) -> Setup:
+def check(setup: S, arch: ModelArch) -> S:
     """Return a setup in which "auto" is left of ``dtype`` only: blocks as the file has them.
 
     An encoder reads all its tokens at once, where one scale per row is a quarter faster than one
@@ -83,7 +83,7 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
 def _kv_cache_dtype(dtype: str, arch: ModelArch) -> str:
     if dtype == "bf16" and arch.reads_whole:
         return "f16"
-    return own_kv_dtype(dtype)
+    return own_kv_cache_dtype(dtype)
 
 
 def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:

@@ -64,31 +64,36 @@ class Buffers:
         setup: Setup,
     ) -> None:
         """Reserve memory, and point the arguments to it and to the weights."""
-        stride, rows = scores_stride(setup.max_model_len), setup.max_num_batched_tokens
+        stride = scores_stride(setup.max_model_len)
+        max_num_batched_tokens = setup.max_num_batched_tokens
         threads, groups = setup.threads, setup.groups
         put_places(weights.layers, arch, sizes, groups)
         shape = setup.num_blocks, setup.block_size // TOKENS, part_bytes(sizes, groups)
         self.cache = aligned(shape, np.uint8)
-        self.x = aligned((rows, sizes.hidden), np.float32)
-        self.non_finite = np.zeros(rows, np.float32)
+        self.x = aligned((max_num_batched_tokens, sizes.hidden), np.float32)
+        self.non_finite = np.zeros(max_num_batched_tokens, np.float32)
         self.logits = np.zeros((0, 1), np.float32)
         self._logits_stride = logits_stride(sizes.vocab_size)
         self._tables = np.zeros(0, np.int32)
-        self.by_row = _by_row(rows, threads, keeps_states=sizes.recurrence is not None)
-        self.sequences = np.zeros((len(groups), rows), np.int32)
+        self.by_row = _by_row(
+            max_num_batched_tokens, threads, keeps_states=sizes.recurrence is not None
+        )
+        self.sequences = np.zeros((len(groups), max_num_batched_tokens), np.int32)
         self._segments = np.zeros((0, 4), np.int32)
         num_pruned = PRUNED_ROWS if weights.proxy is not None else 0
         self.scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "shares": aligned((arch.num_layers + 1, threads, SHARE_BYTES), np.uint8),
-            "queries": aligned((rows, sizes.query_bytes), np.uint8),
+            "queries": aligned((max_num_batched_tokens, sizes.query_bytes), np.uint8),
             "local_memory": aligned((threads, sizes.local_bytes(stride)), np.uint8),
-            "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
-            "head_act_scales": aligned((rows, sizes.head_act_scales_stride), np.uint8),
+            "head_x": aligned((max_num_batched_tokens, sizes.head_x_stride), np.uint8),
+            "head_act_scales": aligned(
+                (max_num_batched_tokens, sizes.head_act_scales_stride), np.uint8
+            ),
             "proxy_logits": aligned((num_pruned, sizes.proxy_stride), np.uint8),
-            "mixed": aligned((rows, sizes.mixed_stride), np.uint8),
+            "mixed": aligned((max_num_batched_tokens, sizes.mixed_stride), np.uint8),
         }
-        self.inputs = aligned((rows, sizes.inputs_stride // 4), np.float32)
+        self.inputs = aligned((max_num_batched_tokens, sizes.inputs_stride // 4), np.float32)
         if sizes.inputs:
             made = aligned(self.inputs.nbytes, np.uint8)
             scratch |= {"inputs": self.inputs.view(np.uint8), "input_products": made}
@@ -177,19 +182,21 @@ class Buffers:
             self.put(logits=address(self.logits))
 
 
-def _by_row(rows: int, threads: int, *, keeps_states: bool) -> dict[str, NDArray[np.generic]]:
+def _by_row(
+    max_num_batched_tokens: int, threads: int, *, keeps_states: bool
+) -> dict[str, NDArray[np.generic]]:
     return {
-        "positions": np.zeros(rows, np.int32),
-        "adapters": np.zeros(rows, np.int64),
-        "text_lengths": np.zeros(rows, np.int32),
-        "items": np.zeros((rows, 2), np.int32),
-        "blocks": np.zeros((rows + 1, 2), np.int32),
+        "positions": np.zeros(max_num_batched_tokens, np.int32),
+        "adapters": np.zeros(max_num_batched_tokens, np.int64),
+        "text_lengths": np.zeros(max_num_batched_tokens, np.int32),
+        "items": np.zeros((max_num_batched_tokens, 2), np.int32),
+        "blocks": np.zeros((max_num_batched_tokens + 1, 2), np.int32),
         "block_bounds": np.zeros(threads + 1, np.int32),
         "output_begins": np.zeros(threads, np.int32),
-        "head_rows": np.zeros(rows, np.int32),
-        "logits_rows": np.zeros(rows, np.int32),
-        "argmax": np.zeros(rows * threads, _ARGMAX),
+        "head_rows": np.zeros(max_num_batched_tokens, np.int32),
+        "logits_rows": np.zeros(max_num_batched_tokens, np.int32),
+        "argmax": np.zeros(max_num_batched_tokens * threads, _ARGMAX),
         "proxy_argmax": np.zeros(PRUNED_ROWS * threads, _ARGMAX),
         "lengths": np.zeros(PRUNED_ROWS, np.float32),
-        "order": np.zeros(rows if keeps_states else 0, np.int32),
+        "order": np.zeros(max_num_batched_tokens if keeps_states else 0, np.int32),
     }

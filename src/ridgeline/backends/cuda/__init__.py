@@ -17,7 +17,7 @@ from ridgeline.backends.cuda.device import CONTEXT_BYTES, KEPT_SHARE, describe
 from ridgeline.backends.cuda.layer_spec import missing, runs_ahead
 from ridgeline.backends.cuda.ranks import shard as share
 from ridgeline.backends.cuda.sizes import FORMATS, footprint, weight_bits
-from ridgeline.backends.interface import BackendContext, BackendRunner, Setup
+from ridgeline.backends.interface import BackendContext, BackendRunner, S, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.model.cost.costs import linear_flops, weight_bytes
 from ridgeline.model.files.tensors import Checkpoint
@@ -33,14 +33,14 @@ __all__ = [
 _OPS_PER_BYTE = 256.0  # of a GPU whose rates are not known
 
 
-def check(setup: Setup, arch: ModelArch) -> Setup:
+def check(setup: S, arch: ModelArch) -> S:
     """Return a setup without "auto". Raises ValueError, which names the flag, if it cannot be."""
     device.check()
     device.check_count(setup.tensor_parallel_size)
     return settle(setup, arch)
 
 
-def settle(setup: Setup, arch: ModelArch | None) -> Setup:
+def settle(setup: S, arch: ModelArch | None) -> S:
     """Return a setup without "auto", as ``check`` does, on any machine: no GPU is asked for.
 
     None is a model of which no more than its sizes is known: then only formats are checked. Raises

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,15 +124,16 @@ def check_cache(runner: CudaRunner, setup: Setup, say: Callable[[str], None]) ->
     Raises ValueError if it does not even hold a short one.
     """
     cache = KVCache(0, setup.block_size, windows=tuple(group.window for group in runner.groups))
-    longest, step = setup.max_model_len, setup.max_num_batched_tokens
-    if (num_blocks := runner.num_blocks) >= cache.most_blocks(longest, step):
+    max_model_len = setup.max_model_len
+    most_blocks = partial(cache.most_blocks, max_num_batched_tokens=setup.max_num_batched_tokens)
+    if (num_blocks := runner.num_blocks) >= most_blocks(max_model_len):
         return
-    lengths = range(0, longest, setup.block_size)
-    fits = bisect_right(lengths, num_blocks, key=lambda n: cache.most_blocks(n, step)) - 1
+    lengths = range(0, max_model_len, setup.block_size)
+    fits = bisect_right(lengths, num_blocks, key=most_blocks) - 1
     held = f"beside weights and steps the GPU has room for a sequence of {lengths[fits]:,} tokens"
-    if lengths[fits] < min(_SHORT_TOKENS, longest):
+    if lengths[fits] < min(_SHORT_TOKENS, max_model_len):
         raise ValueError(f"{held}: lower --max-num-batched-tokens or take a --dtype of fewer bits")
-    say(f"{held}, not of {longest:,}: longer requests are refused")
+    say(f"{held}, not of {max_model_len:,}: longer requests are refused")
 
 
 def fill(runner: CudaRunner, setup: Setup, ranks: Ranks) -> None:
@@ -139,12 +141,12 @@ def fill(runner: CudaRunner, setup: Setup, ranks: Ranks) -> None:
 
     Of several devices the one that has least left decides.
     """
-    groups, most = len(runner.groups), setup.max_num_batched_tokens
-    step = step_of(setup, groups, most, DEAREST)
+    groups, max_num_batched_tokens = len(runner.groups), setup.max_num_batched_tokens
+    step = step_of(setup, groups, max_num_batched_tokens, DEAREST)
     needed = max(len(item.table) for item in step.work)
     runner.resize(max(needed, 1))
     runner.graphs.pads = runner.runs_ahead = False
-    for one in (step_of(setup, groups, most), step):
+    for one in (step_of(setup, groups, max_num_batched_tokens), step):
         runner.execute(one)  # compiles, and settles what is allocated once
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

@@ -336,9 +336,9 @@ class CudaRunner:
         Raises ValueError if its rank is larger than there is room for, or if the device has no
         memory for it.
         """
-        most = self._setup.max_lora_rank
-        if weights.rank > most:
-            raise ValueError(f"rank {weights.rank}: the runner has room for {most}")
+        max_lora_rank = self._setup.max_lora_rank
+        if weights.rank > max_lora_rank:
+            raise ValueError(f"rank {weights.rank}: the runner has room for {max_lora_rank}")
         dtype = DTYPES[self._setup.dtype]
         try:
             loaded = load_adapter(weights, self.arch.num_layers, dtype, self.device, self._share)

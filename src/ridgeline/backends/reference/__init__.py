@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.backends.interface import BackendContext, Footprint, Setup
+from ridgeline.backends.interface import BackendContext, Footprint, S, Setup
 from ridgeline.backends.reference.runner import Observe, ReferenceRunner
 from ridgeline.backends.reference.tiles import POSITIONS, SCORES
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
@@ -19,7 +19,7 @@ from ridgeline.model.shape.cache_groups import one_group
 from ridgeline.model.shape.model import ModelArch
 
 
-def check(setup: Setup, arch: ModelArch) -> Setup:
+def check(setup: S, arch: ModelArch) -> S:
     """Return a setup without "auto". Raises ValueError, which names the flag, if it cannot be."""
     del arch  # everything is f32
     for flag, value in (("--dtype", setup.dtype), ("--kv-cache-dtype", setup.kv_cache_dtype)):
@@ -104,7 +104,7 @@ def describe() -> str:
 
 def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     """Return how much memory a setup takes."""
-    num_tokens, max_model_len = setup.max_num_batched_tokens, setup.max_model_len
+    max_model_len, max_num_batched_tokens = setup.max_model_len, setup.max_num_batched_tokens
     kv_size = max((mixer.num_kv_heads * mixer.key_dim for mixer in arch.attentions), default=0)
     q_size = max((mixer.num_heads * mixer.key_dim for mixer in arch.attentions), default=0)
     num_heads = max((mixer.num_heads for mixer in arch.attentions), default=0)
@@ -116,11 +116,13 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     )  # fmt: skip
     of_inputs = arch.num_layers * arch.input_size
     activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest + of_inputs)
-    scores = 2 * num_heads * min(SCORES, num_tokens * max_model_len)
+    scores = 2 * num_heads * min(SCORES, max_num_batched_tokens * max_model_len)
     gathered = 2 * max(POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
-    logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
-    step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
+    logits = (
+        1.25 * max_draws(setup.max_num_seqs) + min(max_num_batched_tokens, PROMPT_ROWS)
+    ) * arch.vocab_size
+    step_bytes = int(4 * (max_num_batched_tokens * activations + scores + gathered + logits))
     kv_bytes = max(
         4 * sum(arch.layers[i].known_attention.cache_size for i in group.layers)
         for group in setup.groups or one_group(arch)

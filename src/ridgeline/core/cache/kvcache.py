@@ -75,19 +75,19 @@ class KVCache:
         return -(-num_tokens // self.block_size)
 
     def most_blocks(
-        self, num_tokens: int, longest_step: int, params: SamplingParams = _PLAIN
+        self, num_tokens: int, max_num_batched_tokens: int, params: SamplingParams = _PLAIN
     ) -> int:
         """Return how many blocks a sequence of this length holds at once, at most.
 
         With a window these are its blocks and those of the longest step, each cut anywhere.
         """
-        return sum(self._most_by_group(num_tokens, longest_step, params))
+        return sum(self._most_by_group(num_tokens, max_num_batched_tokens, params))
 
     def _most_by_group(
-        self, num_tokens: int, longest_step: int, params: SamplingParams
+        self, num_tokens: int, max_num_batched_tokens: int, params: SamplingParams
     ) -> Iterator[int]:
         for window in self._windows(params):
-            reach = num_tokens if window is None else window - 1 + longest_step
+            reach = num_tokens if window is None else window - 1 + max_num_batched_tokens
             yield min(self.blocks_for(num_tokens), self.blocks_for(reach) + 1)
 
     def _windows(self, params: SamplingParams) -> tuple[int | None, ...]:
@@ -98,15 +98,15 @@ class KVCache:
         """Return how many of a waiting sequence's tokens ``admit`` would find in the cache."""
         return len(self._cached_prefix(seq)[1]) * self.block_size
 
-    def admit(self, seq: Sequence, upto: int, longest_step: int = _NEVER) -> bool:
+    def admit(self, seq: Sequence, upto: int, max_num_batched_tokens: int = _NEVER) -> bool:
         """Adopt the longest cached prefix and make room for ``upto`` tokens; False if none is.
 
-        No step computes more than ``longest_step`` of them. At least one token is left to compute,
-        because its logits are wanted.
+        No step computes more than ``max_num_batched_tokens`` of them. At least one token is left
+        to compute, because its logits are wanted.
         """
         prefixes, chain = self._cached_prefix(seq)
         held = [block for prefix in prefixes for block in prefix if block != NOWHERE]
-        most_by_group = self._most_by_group(upto, longest_step, seq.request.params)
+        most_by_group = self._most_by_group(upto, max_num_batched_tokens, seq.request.params)
         needs = [
             min(most + prefix.count(NOWHERE), self.blocks_for(upto)) - len(prefix)
             for most, prefix in zip(most_by_group, prefixes, strict=True)

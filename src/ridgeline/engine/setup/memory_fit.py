@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
 
 from ridgeline.backends.hidden_state_cache import STATE_BYTES
-from ridgeline.backends.interface import Backend, Setup
+from ridgeline.backends.interface import Backend
 from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.engine.setup.options import (
-    Options,
-    SpeculativeConfig,
-    parse_bytes,
-    parse_speculative,
-)
+from ridgeline.engine.setup.config import EngineConfig
+from ridgeline.engine.setup.options import Options, parse_bytes
 from ridgeline.model.cost.kv_capacity import fit_kv_cache
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import limits_addresses
@@ -23,104 +19,74 @@ _LEAST_BLOCK_BYTES = 512  # of a block without keys and values: the engine's own
 _SHORT_TOKENS = 512  # all weights are in memory if a sequence of these has room beside them
 
 
-class Fitted(NamedTuple):
-    """How the memory is shared out.
-
-    Attributes:
-        max_model_len: tokens that one sequence may have.
-        max_num_seqs: sequences that may run at once.
-        num_blocks: blocks of the cache.
-        num_checkpoints: of states; None for models without recurrent layers.
-        speculative: drafts, None where there is no room for them.
-        weights_bytes: of all weights.
-        kv_bytes: of the cache.
-        total_bytes: of all that is in memory.
-        notes: lines for the user.
-    """
-
-    max_model_len: int
-    max_num_seqs: int
-    num_blocks: int
-    num_checkpoints: int | None
-    speculative: SpeculativeConfig | None
-    weights_bytes: int
-    kv_bytes: int
-    total_bytes: int
-    notes: tuple[str, ...]
-
-    @property
-    def num_states(self) -> int:
-        """Slots for states of recurrent layers: of running sequences and of checkpoints."""
-        return 0 if self.num_checkpoints is None else self.max_num_seqs + self.num_checkpoints
-
-
 def fit(
+    config: EngineConfig,
     options: Options,
     backend: Backend,
     checkpoint: Checkpoint,
-    setup: Setup,
     left_bytes: int,
     kept_bytes: int,
-) -> Fitted:
-    """Share out ``left_bytes``, of which ``kept_bytes`` stay untouched.
+) -> EngineConfig:
+    """Share out ``left_bytes``, of which ``kept_bytes`` stay untouched; return what fits.
 
-    Raises ValueError if not even a short sequence fits.
+    ``config`` has what is wanted, and ``options`` say which of it the user asked for. Raises
+    ValueError if not even a short sequence fits.
 
     Weights that a backend maps from a file need not fit, and few rows of an embedding are ever
     read: the system drops what it has no room for, and reads it again. Where weights do not fit,
     they get three quarters of what a step leaves. Where addresses are limited, all weights count.
     """
     arch = checkpoint.arch
-    footprint = backend.footprint(arch, setup)
-    packed = backend.packed_bytes(checkpoint, setup)
+    footprint = backend.footprint(arch, config)
+    packed = backend.packed_bytes(checkpoint, config)
     weights_bytes = sum(packed.values())
     drops_weights = footprint.maps_weights and not limits_addresses()
     held_bytes = weights_bytes - (packed["embedding"] if drops_weights else 0)
-    block_size, batched = setup.block_size, setup.max_num_batched_tokens
+    block_size, max_num_batched_tokens = config.block_size, config.max_num_batched_tokens
     kv_bytes_per_block = max(block_size * footprint.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
-    cache = KVCache(0, block_size, windows=tuple(group.window for group in setup.groups))
+    cache = KVCache(0, block_size, windows=tuple(group.window for group in config.groups))
 
     def one_sequence(num_tokens: int) -> int:
-        return cache.most_blocks(min(num_tokens, setup.max_model_len), batched) * kv_bytes_per_block
+        return (
+            cache.most_blocks(min(num_tokens, config.max_model_len), max_num_batched_tokens)
+            * kv_bytes_per_block
+        )
 
     room = left_bytes - kept_bytes - footprint.step_bytes
     least = held_bytes + one_sequence(_SHORT_TOKENS) + footprint.state_bytes_per_seq
-    notes: tuple[str, ...] = ()
     if drops_weights and least > room > 0:
-        notes = (_larger_than_memory(held_bytes, room * 3 // 4),)
+        note = _larger_than_memory(held_bytes, room * 3 // 4)
+        config = replace(config, notes=(*config.notes, note))
         held_bytes = room * 3 // 4
-    states = _fit_states(
-        footprint.state_bytes_per_seq, room - held_bytes, options, setup.max_num_seqs
-    )
+    config = _fit_states(footprint.state_bytes_per_seq, room - held_bytes, options, config)
+    step_bytes = footprint.step_bytes + config.num_states * footprint.state_bytes_per_seq
     wanted = options.kv_cache_memory
     state_bytes_per_block = block_size * arch.hidden_size * STATE_BYTES
     plan = fit_kv_cache(
         available_bytes=left_bytes,
         weights_bytes=held_bytes,
-        step_bytes=footprint.step_bytes + states.num_bytes,
+        step_bytes=step_bytes,
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=block_size,
         wanted_kv_bytes=None if wanted is None else parse_bytes(wanted, "--kv-cache-memory"),
-        wanted_model_len=setup.max_model_len,
-        blocks_of=lambda num_tokens: cache.most_blocks(num_tokens, batched),
+        wanted_model_len=config.max_model_len,
+        blocks_of=lambda num_tokens: cache.most_blocks(num_tokens, max_num_batched_tokens),
         max_num_seqs=min(
-            states.num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence(setup.max_model_len))
+            config.max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence(config.max_model_len))
         ),
-        other_bytes_per_block=state_bytes_per_block if options.enable_contrastive_search else 0,
-        takes_all=setup.uses_all_memory,
+        other_bytes_per_block=state_bytes_per_block if config.enable_contrastive_search else 0,
+        takes_all=config.uses_all_memory,
         kept_bytes=kept_bytes,
     )
     kv_bytes = plan.num_blocks * kv_bytes_per_block
-    return Fitted(
+    return replace(
+        config,
         max_model_len=plan.max_model_len,
-        max_num_seqs=states.num_seqs,
         num_blocks=plan.num_blocks,
-        num_checkpoints=states.num_checkpoints,
-        speculative=states.speculative,
         weights_bytes=weights_bytes,
         kv_bytes=kv_bytes,
-        total_bytes=held_bytes + footprint.step_bytes + states.num_bytes + kv_bytes,
-        notes=(*notes, *states.notes, *plan.notes),
+        total_bytes=held_bytes + step_bytes + kv_bytes,
+        notes=(*config.notes, *plan.notes),
     )
 
 
@@ -133,29 +99,18 @@ def _larger_than_memory(read_bytes: int, held_bytes: int) -> str:
     )
 
 
-class _StateRoom(NamedTuple):
-    """How many sequences may run and checkpoints are kept, the bytes of both, drafts, and notes."""
-
-    num_seqs: int
-    speculative: SpeculativeConfig | None
-    num_checkpoints: int | None = None
-    num_bytes: int = 0
-    notes: tuple[str, ...] = ()
-
-
-def _fit_states(size: int, budget_bytes: int, options: Options, most: int) -> _StateRoom:
-    """Return how many states of ``size`` bytes are kept, of at most ``most`` sequences.
+def _fit_states(size: int, budget_bytes: int, options: Options, config: EngineConfig) -> EngineConfig:
+    """Return how many states of ``size`` bytes are kept, of at most ``max_num_seqs`` sequences.
 
     They take at most a quarter of the room that weights and steps leave, unless the sequences that
     the user wants need more. Of checkpoints there are at most four for each sequence. Drafts need
     the slot of one. Raises ValueError if they do not fit.
     """
-    speculative = parse_speculative(options.speculative_config)
-    wanted = options.max_num_seqs
     if not size:
-        return _StateRoom(most, speculative)
+        return config
+    speculative, most = config.speculative, config.max_num_seqs
     room = budget_bytes // size
-    num_seqs = wanted or max(1, min(most, room // 8))
+    num_seqs = options.max_num_seqs or max(1, min(most, room // 8))
     if num_seqs > room:
         raise ValueError(
             f"states of {num_seqs} sequences take {num_seqs * size / 2**20:,.0f} MiB, but there is "
@@ -176,5 +131,11 @@ def _fit_states(size: int, budget_bytes: int, options: Options, most: int) -> _S
             f"no speculative decoding: memory for one more state, of {size / 2**20:,.1f} MiB, "
             "is missing; lower --max-num-seqs"
         )
-    num_bytes = (num_seqs + num_checkpoints) * size
-    return _StateRoom(num_seqs, speculative, num_checkpoints, num_bytes, tuple(notes))
+    return replace(
+        config,
+        max_num_seqs=num_seqs,
+        num_checkpoints=num_checkpoints,
+        num_states=num_seqs + num_checkpoints,
+        speculative=speculative,
+        notes=(*config.notes, *notes),
+    )

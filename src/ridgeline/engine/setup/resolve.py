@@ -6,16 +6,15 @@ What is built later receives the values it uses, not this object.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypedDict, Unpack
+from dataclasses import replace
+from typing import Unpack
 
 from ridgeline.backends import AUTO, BACKENDS, cuda
-from ridgeline.backends.interface import Setup
-from ridgeline.core.records import EngineRecord
-from ridgeline.core.scheduling.policies import POLICIES, Orca, Policy, SplitFuse, Static
+from ridgeline.core.scheduling.policies import POLICIES, Orca, SplitFuse, Static
+from ridgeline.engine.setup.config import EngineConfig, MemoryShare
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.memory_fit import fit
-from ridgeline.engine.setup.options import Options, SpeculativeConfig
+from ridgeline.engine.setup.options import Options, parse_speculative
 from ridgeline.model.cost.kv_capacity import KEPT_PART
 from ridgeline.model.files.gguf.pre_tokenizers import names_no_pre_tokenizer
 from ridgeline.model.files.tensors import Checkpoint
@@ -27,65 +26,6 @@ _USUAL_SEQS, _USUAL_STEP = 256, 2048  # sequences that run at once, tokens in a 
 # Where several keys share a processor, a step should not keep another key waiting for long: 256
 # tokens of a small model's prompts take 0.1 s on two cores. 64 answers are as fast as 256.
 _SHARED_SEQS, _SHARED_STEP = 64, 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(Setup):
-    """Plain values to build an engine from. ``notes`` are lines for the user.
-
-    ``num_checkpoints`` is None for models without recurrent layers. ``looks_ahead`` is what the
-    backend says.
-    """
-
-    backend: str
-    policy: Policy
-    num_checkpoints: int | None
-    looks_ahead: bool
-    weights_bytes: int
-    kv_bytes: int
-    total_bytes: int
-    enable_prefix_caching: bool
-    seed: int
-    speculative: SpeculativeConfig | None
-    enable_contrastive_search: bool
-    notes: tuple[str, ...]
-
-    def settings(self, eos_ids: tuple[int, ...]) -> EngineRecord:
-        """Return the settings of the engine that this makes."""
-        return EngineRecord(
-            policy=self.policy.name,
-            block_size=self.block_size,
-            num_blocks=self.num_blocks,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
-            max_model_len=self.max_model_len,
-            enable_prefix_caching=self.enable_prefix_caching,
-            seed=self.seed,
-            eos_ids=eos_ids,
-            num_checkpoints=self.num_checkpoints,
-            windows=tuple(group.window for group in self.groups),
-            looks_ahead=self.looks_ahead,
-            least_prompt_tokens=self.policy.min_chunk,
-            reserve_full=self.policy.reserve_full,
-        )
-
-
-class MemoryShare(TypedDict, total=False):
-    """What a model's memory is shared with.
-
-    Attributes:
-        reserved_bytes: of the memory that is there, for another model.
-        limit_bytes: that this model takes of the rest.
-        max_lora_rank: of adapters.
-        lora_bytes: for adapters.
-        keeps_all: the cache gives nothing back behind windows.
-    """
-
-    reserved_bytes: int
-    limit_bytes: int | None
-    max_lora_rank: int
-    lora_bytes: int
-    keeps_all: bool
 
 
 def resolve(options: Options, checkpoint: Checkpoint, **room: Unpack[MemoryShare]) -> EngineConfig:
@@ -127,70 +67,46 @@ def _resolve(
     name, arch = options.backend, checkpoint.arch
     backend = BACKENDS[name]
     _check_processes(options, name)
-    model_len = _model_len(options, arch)
-    groups = one_group(arch) if keeps_all else cache_groups(arch)
-    threads = options.threads or usable_cpus()
+    max_model_len = _max_model_len(options, arch)
     policy, notes = _policy(options, arch)
     shares_processor = options.is_shared and name != "cuda"
     usual_seqs, usual_step = (
         (_SHARED_SEQS, _SHARED_STEP) if shares_processor else (_USUAL_SEQS, _USUAL_STEP)
     )
-    needed = max(options.max_num_seqs or 0, model_len if policy.whole_prompts else 0)
-    batched = options.max_num_batched_tokens or max(usual_step, needed)
-    max_num_seqs = options.max_num_seqs or min(usual_seqs, batched)
-    setup = backend.check(
-        Setup(
-            dtype=options.dtype,
-            kv_cache_dtype=options.kv_cache_dtype,
-            block_size=options.block_size,
-            threads=threads,
-            max_model_len=model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=batched,
-            max_lora_rank=max_lora_rank,
-            lora_bytes=lora_bytes,
-            groups=groups,
-            tensor_parallel_size=options.tensor_parallel_size,
-            stages=options.stages,
-            stage_port=options.stage_port,
-            stage_key_file=options.stage_key_file,
-        ),
-        arch,
-    )
-    budget_bytes = backend.budget_bytes(checkpoint, setup)
-    setup = replace(setup, uses_all_memory=budget_bytes is not None and not options.kv_cache_memory)
-    left_bytes, kept_bytes = _left_bytes(budget_bytes, reserved_bytes + lora_bytes, limit_bytes)
-    fitted = fit(options, backend, checkpoint, setup, left_bytes, kept_bytes)
-    return EngineConfig(
+    needed = max(options.max_num_seqs or 0, max_model_len if policy.whole_prompts else 0)
+    max_num_batched_tokens = options.max_num_batched_tokens or max(usual_step, needed)
+    wanted = EngineConfig(
         backend=name,
-        dtype=setup.dtype,
-        kv_cache_dtype=setup.kv_cache_dtype,
-        policy=replace(policy, min_chunk=backend.least_prompt_tokens(arch, setup)),
-        max_model_len=fitted.max_model_len,
-        max_num_seqs=fitted.max_num_seqs,
-        max_num_batched_tokens=batched,
+        policy=policy,
+        dtype=options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
         block_size=options.block_size,
-        num_blocks=fitted.num_blocks,
-        num_checkpoints=fitted.num_checkpoints,
-        looks_ahead=backend.looks_ahead(arch, setup),
-        num_states=fitted.num_states,
-        groups=groups,
-        tensor_parallel_size=setup.tensor_parallel_size,
-        stages=setup.stages,
-        stage_port=setup.stage_port,
-        stage_key_file=setup.stage_key_file,
-        uses_all_memory=setup.uses_all_memory,
-        weights_bytes=fitted.weights_bytes,
-        kv_bytes=fitted.kv_bytes,
-        total_bytes=fitted.total_bytes,
-        enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
-        threads=threads,
-        seed=options.seed or 0,
-        speculative=fitted.speculative,
-        enable_contrastive_search=options.enable_contrastive_search,
+        threads=options.threads or usable_cpus(),
+        max_model_len=max_model_len,
+        max_num_seqs=options.max_num_seqs or min(usual_seqs, max_num_batched_tokens),
+        max_num_batched_tokens=max_num_batched_tokens,
         max_lora_rank=max_lora_rank,
         lora_bytes=lora_bytes,
-        notes=(*notes, *fitted.notes),
+        groups=one_group(arch) if keeps_all else cache_groups(arch),
+        tensor_parallel_size=options.tensor_parallel_size,
+        stages=options.stages,
+        stage_port=options.stage_port,
+        stage_key_file=options.stage_key_file,
+        enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
+        seed=options.seed or 0,
+        enable_contrastive_search=options.enable_contrastive_search,
+        speculative=parse_speculative(options.speculative_config),
+        notes=tuple(notes),
+    )
+    config = backend.check(wanted, arch)
+    budget_bytes = backend.budget_bytes(checkpoint, config)
+    config = replace(config, uses_all_memory=budget_bytes is not None and not options.kv_cache_memory)
+    left_bytes, kept_bytes = _left_bytes(budget_bytes, reserved_bytes + lora_bytes, limit_bytes)
+    config = fit(config, options, backend, checkpoint, left_bytes, kept_bytes)
+    return replace(
+        config,
+        policy=replace(policy, min_chunk=backend.least_prompt_tokens(arch, config)),
+        looks_ahead=backend.looks_ahead(arch, config),
     )
 
 
@@ -221,7 +137,7 @@ def _left_bytes(
     return left_bytes, left_bytes // KEPT_PART if budget_bytes is None else 0
 
 
-def _model_len(options: Options, arch: ModelArch) -> int:
+def _max_model_len(options: Options, arch: ModelArch) -> int:
     """Return how long sequences may become. Raises ValueError if more is asked than can be."""
     if options.max_model_len and options.max_model_len > arch.max_position:
         raise ValueError(

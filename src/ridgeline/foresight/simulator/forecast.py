@@ -264,12 +264,12 @@ def _hold(kv: KVCache, seq: Sequence, answer: PredictedAnswer) -> None:
         kv.pool.share(block)
 
 
-def _pretend(kv: KVCache, seq: Sequence, num_cached: int, longest_step: int) -> None:
+def _pretend(kv: KVCache, seq: Sequence, num_cached: int, max_num_batched_tokens: int) -> None:
     """Let the cache find this many tokens of a sequence, as if it had run before, in such steps."""
     num_cached -= num_cached % kv.block_size
-    if num_cached and kv.admit(seq, num_cached, longest_step):
+    if num_cached and kv.admit(seq, num_cached, max_num_batched_tokens):
         while seq.num_computed < num_cached:
-            end = min(seq.num_computed + longest_step, num_cached)
+            end = min(seq.num_computed + max_num_batched_tokens, num_cached)
             if end > seq.capacity and not kv.reserve(seq, end):
                 break
             seq.num_computed = end

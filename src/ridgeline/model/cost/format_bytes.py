@@ -138,7 +138,7 @@ def kv_bytes_of(name: str) -> float:
     return KV_BYTES[short]
 
 
-def own_kv_dtype(dtype: str) -> str:
+def own_kv_cache_dtype(dtype: str) -> str:
     """Return what Ridgeline keeps keys and values in, beside weights computed in ``dtype``.
 
     The answers of f32 are exact only if the cache is.

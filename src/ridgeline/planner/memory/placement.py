@@ -19,7 +19,7 @@ from ridgeline.model.cost.format_bytes import (
     Storage,
     format_named,
     kv_bytes_of,
-    own_kv_dtype,
+    own_kv_cache_dtype,
     storage_of_dtype,
 )
 from ridgeline.model.cost.hardware import Device
@@ -220,14 +220,18 @@ def _storage(spec: ModelSpec, flags: PlanFlags, device: Device, engine: EngineOv
 def _engine_memory(
     spec: ModelSpec, device: Device, flags: PlanFlags, engine: EngineOverheads, storage: Storage
 ) -> EngineMemory:
-    kv_dtype = flags.kv_cache_dtype
+    kv_cache_dtype = flags.kv_cache_dtype
     if is_on_gpu(engine, device):
-        kv_dtype = gpu_setup(spec, flags, engine).kv_cache_dtype
-    elif kv_dtype == AUTO and engine.name == OWN:
-        kv_dtype = own_kv_dtype(AUTO if flags.dtype == AUTO else format_named(flags.dtype).name)
-    elif kv_dtype == AUTO:
-        kv_dtype = storage.plain.name if storage.plain.name in ("bf16", "f16", "f32") else "bf16"
-    if kv_dtype == "int8-int4" and engine.name != OWN:
+        kv_cache_dtype = gpu_setup(spec, flags, engine).kv_cache_dtype
+    elif kv_cache_dtype == AUTO and engine.name == OWN:
+        kv_cache_dtype = own_kv_cache_dtype(
+            AUTO if flags.dtype == AUTO else format_named(flags.dtype).name
+        )
+    elif kv_cache_dtype == AUTO:
+        kv_cache_dtype = (
+            storage.plain.name if storage.plain.name in ("bf16", "f16", "f32") else "bf16"
+        )
+    if kv_cache_dtype == "int8-int4" and engine.name != OWN:
         ours = "" if computes_on(device) else f", or --engine {OWN}"
         raise ValueError(f"--kv-cache-dtype int8-int4: {engine.name} has none; give fp8{ours}")
     max_position = spec.shape.max_position
@@ -240,7 +244,7 @@ def _engine_memory(
     return EngineMemory(
         context=context,
         concurrency=flags.concurrency or 1,
-        kv_value_bytes=kv_bytes_of(kv_dtype),
+        kv_value_bytes=kv_bytes_of(kv_cache_dtype),
         engine=engine,
         weights_bytes=flags.size("weights_memory"),
         activation_bytes=flags.size("activation_memory"),

@@ -108,16 +108,23 @@ def models(part: Part, *names: str) -> dict[str, Shape]:
     return TINY if part.is_tiny else {name: MODELS[name] for name in names or MODELS}
 
 
-def setup_of(dtype: str, *, num_seqs: int, num_tokens: int, max_len: int, num_blocks: int) -> Setup:
+def setup_of(
+    dtype: str,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    num_blocks: int,
+) -> Setup:
     """Return settings of a runner."""
     return Setup(
         dtype=dtype,
         kv_cache_dtype="f32" if dtype == "f32" else "bf16",
         block_size=BLOCK_SIZE,
         threads=1,
-        max_model_len=max_len,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=num_tokens,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         num_blocks=num_blocks,
     )
 

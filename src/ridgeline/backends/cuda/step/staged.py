@@ -55,26 +55,33 @@ class StagedSteps:
 
         ``adapters`` are those that work may name, while there are any.
         """
-        most, width = setup.max_num_batched_tokens, -(-setup.max_model_len // setup.block_size) + 1
+        max_num_batched_tokens = setup.max_num_batched_tokens
+        width = -(-setup.max_model_len // setup.block_size) + 1
         self._kinds = list(dict.fromkeys(kinds))
         self._host_tables = Tables(num_groups, setup.max_num_seqs + 1, width)
         shape = self._host_tables.array.shape
         self.tables = torch.zeros(shape, dtype=torch.int32, device=device)
         shapes = {
-            **dict.fromkeys(("tokens", "positions", "table_rows"), (most,)),
+            **dict.fromkeys(("tokens", "positions", "table_rows"), (max_num_batched_tokens,)),
             **dict.fromkeys(("head_rows", "places"), (setup.max_num_seqs + 1,)),
             "changes": (2, _MOST_CHANGES),
         }
         self._states = states
         if states.are_there:
-            shapes |= {"state_items": (most, ITEM_OF_STATES), "item_of": (most,)}
-            shapes |= {"cuts": (2 * most, CUT), "state_counts": (2,)}
+            shapes |= {
+                "state_items": (max_num_batched_tokens, ITEM_OF_STATES),
+                "item_of": (max_num_batched_tokens,),
+            }
+            shapes |= {"cuts": (2 * max_num_batched_tokens, CUT), "state_counts": (2,)}
         self._adapters, self._max_lora_rank = adapters, setup.max_lora_rank
         if setup.max_lora_rank:
-            shapes |= {"slot_of": (most,), "adapter_words": (setup.max_num_seqs + 1,)}
+            shapes |= {
+                "slot_of": (max_num_batched_tokens,),
+                "adapter_words": (setup.max_num_seqs + 1,),
+            }
         for n in range(len(self._kinds)):
             shapes |= {f"counts{n}": (2,), f"folds{n}": (MOST_SLOTS, FOLD)}
-            shapes[f"items{n}"] = (most + MOST_SLOTS, ITEM)
+            shapes[f"items{n}"] = (max_num_batched_tokens + MOST_SLOTS, ITEM)
         parts = {
             name: StagedArray(shape, torch.int64 if name == "adapter_words" else torch.int32)
             for name, shape in shapes.items()

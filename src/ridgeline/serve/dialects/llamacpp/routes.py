@@ -341,10 +341,10 @@ def _add_lm_studio(app: FastAPI, server: ModelServer) -> None:
     @app.get("/api/v0/models", responses=ERRORS)
     async def models() -> dict[str, Any]:
         """List the model as LM Studio does."""
-        summary, max_len = server.summary, server.max_model_len
+        summary, max_model_len = server.summary, server.max_model_len
         return {
             "object": "list",
-            "data": [listed(name, summary, max_len) for name in server.names],
+            "data": [listed(name, summary, max_model_len) for name in server.names],
         }
 
 

@@ -62,10 +62,11 @@ def _model(part: Part, name: str, dtype: str) -> None:
     begin_s = time.perf_counter()
     shape = models(part)[name]
     if part.is_tiny:
-        sizes = {"num_seqs": 8, "num_tokens": 64, "max_len": 128, "num_blocks": 80}
-    else:  # 256 texts of 1,100 tokens take 38 GB with Llama-3-8B
-        sizes = {"num_seqs": 256, "num_tokens": 2048, "max_len": 2304, "num_blocks": 256 * 72}
-    setup = setup_of(dtype, **sizes)
+        sizes = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 128}
+    else:
+        sizes = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "max_model_len": 2304}
+    # 256 texts of 1,100 tokens take 38 GB with Llama-3-8B.
+    setup = setup_of(dtype, num_blocks=80 if part.is_tiny else 256 * 72, **sizes)
     model = _LoadedModel(f"{name} {dtype}", shape, setup, random_runner(part, shape, setup))
     part.synchronize()
     part.say(f"{model.name} made", seconds=time.perf_counter() - begin_s)

@@ -76,7 +76,11 @@ def _model(part: Part, name: str, dtype: str) -> None:
     arch = SMALL_ARCHS[name]
     checkpoint = _checkpoint(arch)
     setup = setup_of(
-        dtype, num_seqs=_NUM_SEQS, num_tokens=64, max_len=_LONGEST, num_blocks=_NUM_BLOCKS
+        dtype,
+        max_num_seqs=_NUM_SEQS,
+        max_num_batched_tokens=64,
+        max_model_len=_LONGEST,
+        num_blocks=_NUM_BLOCKS,
     )
     setup = replace(setup, num_states=_NUM_STATES, max_lora_rank=_RANK)
     # Filling the device means: probe a step and graphs, and make blocks of the rest.
