@@ -147,5 +147,5 @@ def test_the_rest_of_every_request_is_the_same(engines: tuple[LLM, LLM], every: 
                 assert mine == theirs, f"{name}, answer {index}, {len(rest)} before the end"
     ended = [record for record in records if isinstance(record, RequestRecord)]
     assert len(ended) > 200 // every
-    if elsewhere.config.speculative:
+    if elsewhere.config.speculative_config:
         assert sum(record.num_accepted_tokens for record in ended) > 0

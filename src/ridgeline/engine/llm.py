@@ -224,7 +224,7 @@ class LLM:
         self._text_bytes = max(0, text_bytes)
         listeners: list[Callable[[Record], None]] = [self.trace] if self.trace else []
         listeners += [self._counts.on_record] if self._counts else []
-        speculation = new_speculation(self.config.speculative, small, self._drafting)
+        speculation = new_speculation(self.config.speculative_config, small, self._drafting)
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
         self.kv_disk = self._new_tier(engine_options)
         load = self.kv_disk.load if self.kv_disk else None

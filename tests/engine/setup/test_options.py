@@ -403,7 +403,7 @@ def test_states_that_take_much_leave_room_for_less(monkeypatch: pytest.MonkeyPat
     assert config.total_bytes <= least + room
     config = resolved(max_num_seqs=40)
     assert (config.max_num_seqs, config.num_checkpoints) == (40, 0)
-    assert config.speculative is None
+    assert config.speculative_config is None
     assert config.notes[0].startswith(
         "no speculative decoding: memory for one more state, of 0.0 MiB"
     )
@@ -414,10 +414,10 @@ def test_states_that_take_much_leave_room_for_less(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_model_with_states_has_drafts(memory: pytest.MonkeyPatch) -> None:
-    assert resolved().speculative == SpeculativeConfig()
-    assert resolved(speculative_config="off").speculative is None
+    assert resolved().speculative_config == SpeculativeConfig()
+    assert resolved(speculative_config="off").speculative_config is None
     config = resolved(speculative_config={"method": "suffix"})
-    assert config.speculative == SpeculativeConfig(method="suffix")
+    assert config.speculative_config == SpeculativeConfig(method="suffix")
 
 
 def test_a_model_without_keys_and_values_has_blocks_all_the_same(

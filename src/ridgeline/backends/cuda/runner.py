@@ -109,7 +109,7 @@ class CudaRunner:
         self.states = States(arch, setup.num_states, self.device)
         self.looks_ahead = self.runs_ahead = runs_ahead(arch)
         self.resize(setup.num_blocks)
-        dtype, most = DTYPES[setup.dtype], setup.max_num_batched_tokens
+        dtype = DTYPES[setup.dtype]
         self.model = Model(
             arch, weights, ops, dtype, setup.max_model_len, self.cache.group_of, self.states,
             ranks or Ranks(),
@@ -121,10 +121,12 @@ class CudaRunner:
         )
         num_draws = max_draws(setup.max_num_seqs)
         self._draws = Draws(setup.max_num_seqs + 1, num_draws, ops, self.device)
-        self._poison = torch.zeros(most, dtype=torch.int32, device=self.device)
+        self._poison = torch.zeros(
+            setup.max_num_batched_tokens, dtype=torch.int32, device=self.device
+        )
         self._scorer = scorer
         self._ahead: Ahead | None = None
-        self.graphs = Graphs(self._run, self.device, most, pads)
+        self.graphs = Graphs(self._run, self.device, setup.max_num_batched_tokens, pads)
 
     def resize(self, num_blocks: int) -> None:
         """Make the cache anew, with another number of blocks: what it held is lost."""

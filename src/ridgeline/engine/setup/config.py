@@ -26,7 +26,7 @@ class EngineConfig(Setup):
         enable_prefix_caching: whether equal prefixes are computed once.
         seed: of requests without one.
         enable_contrastive_search: whether final hidden states are kept beside the cache.
-        speculative: drafts; None where there are none, or no room for them.
+        speculative_config: drafts; None where there are none, or no room for them.
         looks_ahead: whether the backend starts the next step before it is asked for.
         num_checkpoints: of states; None for models without recurrent layers.
         weights_bytes: of all weights.
@@ -40,7 +40,7 @@ class EngineConfig(Setup):
     enable_prefix_caching: bool
     seed: int
     enable_contrastive_search: bool
-    speculative: SpeculativeConfig | None
+    speculative_config: SpeculativeConfig | None
     looks_ahead: bool = False
     num_checkpoints: int | None = None
     weights_bytes: int = 0

@@ -69,7 +69,7 @@ def fit(
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=block_size,
         wanted_kv_bytes=None if wanted is None else parse_bytes(wanted, "--kv-cache-memory"),
-        wanted_model_len=config.max_model_len,
+        max_model_len=config.max_model_len,
         blocks_of=lambda num_tokens: cache.most_blocks(num_tokens, max_num_batched_tokens),
         max_num_seqs=min(
             config.max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence(config.max_model_len))
@@ -108,7 +108,7 @@ def _fit_states(size: int, budget_bytes: int, options: Options, config: EngineCo
     """
     if not size:
         return config
-    speculative, most = config.speculative, config.max_num_seqs
+    speculative_config, most = config.speculative_config, config.max_num_seqs
     room = budget_bytes // size
     num_seqs = options.max_num_seqs or max(1, min(most, room // 8))
     if num_seqs > room:
@@ -118,15 +118,15 @@ def _fit_states(size: int, budget_bytes: int, options: Options, config: EngineCo
         )
     num_checkpoints = max(0, min(4 * num_seqs, room // 4 - num_seqs))
     if not options.enable_prefix_caching:
-        num_checkpoints = min(num_checkpoints, num_seqs) if speculative else 0
+        num_checkpoints = min(num_checkpoints, num_seqs) if speculative_config else 0
     notes: list[str] = []
     if num_seqs < most:
         notes.append(
             f"at most {num_seqs} sequences run at once, not {most}: the state of one takes "
             f"{size / 2**20:,.1f} MiB; --max-num-seqs asks for more"
         )
-    if speculative and not num_checkpoints:
-        speculative = None
+    if speculative_config and not num_checkpoints:
+        speculative_config = None
         notes.append(
             f"no speculative decoding: memory for one more state, of {size / 2**20:,.1f} MiB, "
             "is missing; lower --max-num-seqs"
@@ -136,6 +136,6 @@ def _fit_states(size: int, budget_bytes: int, options: Options, config: EngineCo
         max_num_seqs=num_seqs,
         num_checkpoints=num_checkpoints,
         num_states=num_seqs + num_checkpoints,
-        speculative=speculative,
+        speculative_config=speculative_config,
         notes=(*config.notes, *notes),
     )

@@ -95,7 +95,7 @@ def _resolve(
         enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
         seed=options.seed or 0,
         enable_contrastive_search=options.enable_contrastive_search,
-        speculative=parse_speculative(options.speculative_config),
+        speculative_config=parse_speculative(options.speculative_config),
         notes=tuple(notes),
     )
     config = backend.check(wanted, arch)

@@ -36,7 +36,7 @@ def fit_kv_cache(
     kv_bytes_per_block: int,
     block_size: int,
     wanted_kv_bytes: int | None,
-    wanted_model_len: int,
+    max_model_len: int,
     blocks_of: Callable[[int], int],
     max_num_seqs: int,
     other_bytes_per_block: int = 0,
@@ -55,7 +55,7 @@ def fit_kv_cache(
         kv_bytes_per_block: keys and values of one block, all layers.
         block_size: tokens per block.
         wanted_kv_bytes: the user's ``--kv-cache-memory``; None leaves the choice to us.
-        wanted_model_len: longest sequence that the user wants, tokens.
+        max_model_len: longest sequence that the user wants, tokens.
         blocks_of: from a sequence's tokens to the most blocks that it holds; windows make it fewer.
         max_num_seqs: sequences that may run at once.
         other_bytes_per_block: what is kept beside the keys and values of a block.
@@ -64,7 +64,7 @@ def fit_kv_cache(
     Raises:
         ValueError: not even one sequence of two blocks fits.
     """
-    blocks_per_seq = blocks_of(wanted_model_len)
+    blocks_per_seq = blocks_of(max_model_len)
     min_blocks = min(blocks_of(2 * block_size), blocks_per_seq)
     least_tokens = min_blocks // blocks_of(1) * block_size
     budget_bytes = available_bytes - kept_bytes - weights_bytes - step_bytes
@@ -87,18 +87,18 @@ def fit_kv_cache(
                 f"--kv-cache-memory {gib(wanted_kv_bytes)} is too little: {min_blocks} blocks of "
                 f"{block_size} tokens need {gib(min_blocks * kv_bytes_per_block)}"
             )
-    max_model_len = wanted_model_len
+    fitting_len = max_model_len
     if num_blocks < blocks_per_seq:
-        max_model_len = min(wanted_model_len, _longest(blocks_of, num_blocks, block_size))
+        fitting_len = min(fitting_len, _longest(blocks_of, num_blocks, block_size))
     given_up, flags = [], []
     if wanted_kv_bytes is not None and num_blocks < wanted_kv_bytes // kv_bytes_per_block:
         given_up.append(f"not {gib(wanted_kv_bytes)}")
         flags.append("--kv-cache-memory")
-    if max_model_len < wanted_model_len:
-        given_up.append(f"sequences of at most {max_model_len:,} tokens, not {wanted_model_len:,}")
+    if fitting_len < max_model_len:
+        given_up.append(f"sequences of at most {fitting_len:,} tokens, not {max_model_len:,}")
         flags.append("--max-model-len")
     if not given_up:
-        return KVPlan(num_blocks, max_model_len)
+        return KVPlan(num_blocks, fitting_len)
     if num_blocks == room_blocks:
         reason = f"of {gib(available_bytes)} available, weights and steps take the rest; change"
     else:
@@ -108,7 +108,7 @@ def fit_kv_cache(
         f"({num_blocks // blocks_of(1) * block_size:,} tokens), {', '.join(given_up)}: "
         f"{reason} {' and '.join(flags)}"
     )
-    return KVPlan(num_blocks, max_model_len, (note,))
+    return KVPlan(num_blocks, fitting_len, (note,))
 
 
 def _margin(kept_bytes: int) -> str:

@@ -437,19 +437,19 @@ def _activations(
     The residual stream is whole on each rank, everything else is divided. Behind the layers the
     logits of the rows that need them take its place.
     """
-    name = f"activations ({memory.engine.max_num_batched_tokens:,} tokens)"
+    engine, max_num_batched_tokens = memory.engine, memory.engine.max_num_batched_tokens
+    name = f"activations ({max_num_batched_tokens:,} tokens)"
     if memory.activation_bytes is not None:
         return Line("activations", memory.activation_bytes, ASSUMED)
     if known.step_bytes is not None:
         return Line(name, known.step_bytes, COMPUTED)
-    rows, value = memory.engine.max_num_batched_tokens, max(2.0, storage.plain.bits / 8)
-    residual = 2 * rows * shape.hidden_size * value
-    widest = _widest(shape, part)
-    behind = 0.0
+    value = max(2.0, storage.plain.bits / 8)
+    residual = 2 * max_num_batched_tokens * shape.hidden_size * value
+    divided = max_num_batched_tokens * _widest(shape, part) * value
     if is_last:
-        logits = min(rows, max(memory.engine.max_num_seqs, memory.concurrency))
-        behind = logits * shape.vocab_size * memory.engine.bytes_per_logit
-    return Line(name, round(residual + max(rows * widest * value, behind) / memory.tp), COMPUTED)
+        logits = min(max_num_batched_tokens, max(engine.max_num_seqs, memory.concurrency))
+        divided = max(divided, logits * shape.vocab_size * engine.bytes_per_logit)
+    return Line(name, round(residual + divided / memory.tp), COMPUTED)
 
 
 @_kept

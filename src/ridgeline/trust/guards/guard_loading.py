@@ -48,7 +48,7 @@ class TopicEncoder:
         """Compare with this model's vectors; ``pool`` tokenises."""
         self.name = name
         self._text, self._engine, self._pool = text, engine, pool
-        self._most = engine.settings.max_model_len
+        self._max_model_len = engine.settings.max_model_len
         self._of_examples: dict[str, Vector] = {}
 
     def trouble(self) -> str | None:
@@ -91,7 +91,7 @@ class TopicEncoder:
     def _parts(self, text: str) -> list[Ids]:
         """Return the token ids of a text, in parts that the model can read."""
         ids = self._text.encode(text)
-        if len(ids) <= self._most or len(text) < 2:
+        if len(ids) <= self._max_model_len or len(text) < 2:
             return [tuple(ids)]
         middle = len(text) // 2
         return self._parts(text[:middle]) + self._parts(text[middle:])
