@@ -16,7 +16,7 @@ import pytest
 import ridgeline.engine.llm
 from ridgeline import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.engine.setup.config import EngineConfig
+from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.model.files.tensors import Checkpoint
 from tests.answers.conftest import BACKENDS, skip_without_torch
 from tests.real_models import real_model

@@ -19,7 +19,7 @@ from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.step import Event
-from ridgeline.engine.setup.config import EngineConfig
+from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.model.files.tensors import Checkpoint
 from tests.answers.conftest import skip_without_torch
 from tests.answers.tiny_families import write_family

@@ -29,7 +29,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.engine.llm import LLM
-from ridgeline.engine.setup.config import EngineConfig
+from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.foresight.step_time.calibration import (
     COMPUTE_SHARE,
     MEMORY_SHARE,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.engine.setup.config import EngineConfig
 from ridgeline.engine.setup.home import stores
+from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.planner.memory.flags import PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.planner.memory.placement import DEFAULT_CONTEXT, parts_of

@@ -489,13 +489,13 @@ class Preparer:
 
     def _check_one(self, prompt_len: int, param: str) -> None:
         """Raise ApiError for a prompt that leaves no room for an answer."""
-        model_len = self._max_model_len
+        max_model_len = self._max_model_len
         if not prompt_len:
             raise _bad(param, f"{param} is empty: give at least one token")
-        if prompt_len >= model_len:
-            message = f"this model takes {model_len} tokens, prompt and answer together, but "
+        if prompt_len >= max_model_len:
+            message = f"this model takes {max_model_len} tokens, prompt and answer together, but "
             message += f"{param} has {prompt_len}: leave room for at least 1 more"
-            counts = {"n_prompt_tokens": prompt_len, "n_ctx": model_len}
+            counts = {"n_prompt_tokens": prompt_len, "n_ctx": max_model_len}
             code = "context_length_exceeded"
             raise ApiError(400, message, param=param, code=code, counts=counts)
 

@@ -12,9 +12,8 @@ from ridgeline.backends import cpu
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.interface import Setup
 from ridgeline.engine.setup import resolve as resolving
-from ridgeline.engine.setup.config import EngineConfig
 from ridgeline.engine.setup.options import Options
-from ridgeline.engine.setup.resolve import resolve
+from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 from tests.engine.test_llm import GREEDY, model

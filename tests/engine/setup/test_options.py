@@ -14,7 +14,6 @@ from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.core.scheduling.policies import POLICIES, Orca, SplitFuse, Static
 from ridgeline.engine.setup import resolve as resolving
-from ridgeline.engine.setup.config import EngineConfig
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import (
     Options,
@@ -22,6 +21,7 @@ from ridgeline.engine.setup.options import (
     parse_bytes,
     parse_speculative,
 )
+from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.model.cost import costs
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.model import ModelArch

@@ -38,7 +38,7 @@ def stage(
     join_stage(
         checkpoint,
         (host.strip("[]"), int(port)),
-        key_file=stage_key_file,
+        stage_key_file=stage_key_file,
         threads=threads or usable_cpus(),
         context=BackendContext(default_home, say=say),
         digest=checkpoint.contents.digest(packed_folder()),

@@ -17,10 +17,10 @@ from ridgeline.core.engine import Engine, new_scheduler
 from ridgeline.core.records import Record
 from ridgeline.core.request import Request, Search
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.engine.setup.config import EngineConfig
 from ridgeline.engine.setup.home import default_home, sweep, why_unwritable
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import say
+from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.model.files.tensors import Checkpoint
 
 if TYPE_CHECKING:

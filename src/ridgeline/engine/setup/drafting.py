@@ -13,10 +13,9 @@ from ridgeline.core.decoding.drafts.pace import Pace
 from ridgeline.core.decoding.drafts.suffix import SuffixLookup
 from ridgeline.core.scheduling.speculate import Drafter, Speculation
 from ridgeline.core.step import Runner
-from ridgeline.engine.setup.config import EngineConfig
 from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.options import Options, SpeculativeConfig, parse_speculative
-from ridgeline.engine.setup.resolve import resolve
+from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import available_bytes

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ridgeline.engine.setup.config import EngineConfig
+from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import digest_of_sources

@@ -6,26 +6,107 @@ What is built later receives the values it uses, not this object.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Unpack
+from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
 from ridgeline.backends import AUTO, BACKENDS, cuda
-from ridgeline.core.scheduling.policies import POLICIES, Orca, SplitFuse, Static
-from ridgeline.engine.setup.config import EngineConfig, MemoryShare
+from ridgeline.backends.hidden_state_cache import STATE_BYTES
+from ridgeline.backends.interface import Backend, Setup
+from ridgeline.core.cache.kvcache import KVCache
+from ridgeline.core.records import EngineRecord
+from ridgeline.core.scheduling.policies import POLICIES, Orca, Policy, SplitFuse, Static
 from ridgeline.engine.setup.home import default_home
-from ridgeline.engine.setup.memory_fit import fit
-from ridgeline.engine.setup.options import Options, parse_speculative
-from ridgeline.model.cost.kv_capacity import KEPT_PART
+from ridgeline.engine.setup.options import (
+    Options,
+    SpeculativeConfig,
+    parse_bytes,
+    parse_speculative,
+)
+from ridgeline.model.cost.kv_capacity import KEPT_PART, fit_kv_cache
 from ridgeline.model.files.gguf.pre_tokenizers import names_no_pre_tokenizer
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import cache_groups, one_group
 from ridgeline.model.shape.model import ModelArch
-from ridgeline.system.machine import available_bytes, usable_cpus
+from ridgeline.system.machine import available_bytes, limits_addresses, usable_cpus
+from ridgeline.system.report import gib
 
 _USUAL_SEQS, _USUAL_STEP = 256, 2048  # sequences that run at once, tokens in a step
 # Where several keys share a processor, a step should not keep another key waiting for long: 256
 # tokens of a small model's prompts take 0.1 s on two cores. 64 answers are as fast as 256.
 _SHARED_SEQS, _SHARED_STEP = 64, 256
+_DEFAULT_KV_BYTES = 4 << 30
+_LEAST_BLOCK_BYTES = 512  # of a block without keys and values: the engine's own book-keeping
+_SHORT_TOKENS = 512  # all weights are in memory if a sequence of these has room beside them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(Setup):
+    """Plain values to build an engine from, beside those that its backend knows.
+
+    Attributes:
+        backend: its name.
+        policy: what fills steps.
+        enable_prefix_caching: whether equal prefixes are computed once.
+        seed: of requests without one.
+        enable_contrastive_search: whether final hidden states are kept beside the cache.
+        speculative_config: drafts; None where there are none, or no room for them.
+        looks_ahead: whether the backend starts the next step before it is asked for.
+        num_checkpoints: of states; None for models without recurrent layers.
+        weights_bytes: of all weights.
+        kv_bytes: of the cache.
+        total_bytes: of all that is in memory.
+        notes: lines for the user.
+    """
+
+    backend: str
+    policy: Policy
+    enable_prefix_caching: bool
+    seed: int
+    enable_contrastive_search: bool
+    speculative_config: SpeculativeConfig | None
+    looks_ahead: bool = False
+    num_checkpoints: int | None = None
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    total_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+    def settings(self, eos_ids: tuple[int, ...]) -> EngineRecord:
+        """Return the settings of the engine that this makes."""
+        return EngineRecord(
+            policy=self.policy.name,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            enable_prefix_caching=self.enable_prefix_caching,
+            seed=self.seed,
+            eos_ids=eos_ids,
+            num_checkpoints=self.num_checkpoints,
+            windows=tuple(group.window for group in self.groups),
+            looks_ahead=self.looks_ahead,
+            least_prompt_tokens=self.policy.min_chunk,
+            reserve_full=self.policy.reserve_full,
+        )
+
+
+class MemoryShare(TypedDict, total=False):
+    """What a model's memory is shared with.
+
+    Attributes:
+        reserved_bytes: of the memory that is there, for another model.
+        limit_bytes: that this model takes of the rest.
+        max_lora_rank: of adapters.
+        lora_bytes: for adapters.
+        keeps_all: the cache gives nothing back behind windows.
+    """
+
+    reserved_bytes: int
+    limit_bytes: int | None
+    max_lora_rank: int
+    lora_bytes: int
+    keeps_all: bool
 
 
 def resolve(options: Options, checkpoint: Checkpoint, **room: Unpack[MemoryShare]) -> EngineConfig:
@@ -102,7 +183,7 @@ def _resolve(
     budget_bytes = backend.budget_bytes(checkpoint, config)
     config = replace(config, uses_all_memory=budget_bytes is not None and not options.kv_cache_memory)
     left_bytes, kept_bytes = _left_bytes(budget_bytes, reserved_bytes + lora_bytes, limit_bytes)
-    config = fit(config, options, backend, checkpoint, left_bytes, kept_bytes)
+    config = _fit(config, options, backend, checkpoint, left_bytes, kept_bytes)
     return replace(
         config,
         policy=replace(policy, min_chunk=backend.least_prompt_tokens(arch, config)),
@@ -156,6 +237,133 @@ def _policy(options: Options, arch: ModelArch) -> tuple[Static | Orca | SplitFus
         policy = replace(policy, reserve_full=options.kv_reservation == "full")
     return policy, notes
 
+
+# --- what fits: weights, a step, states of recurrent layers, and the cache ----------------------
+
+
+def _fit(
+    config: EngineConfig,
+    options: Options,
+    backend: Backend,
+    checkpoint: Checkpoint,
+    left_bytes: int,
+    kept_bytes: int,
+) -> EngineConfig:
+    """Share out ``left_bytes``, of which ``kept_bytes`` stay untouched; return what fits.
+
+    ``config`` has what is wanted, and ``options`` say which of it the user asked for. Raises
+    ValueError if not even a short sequence fits.
+
+    Weights that a backend maps from a file need not fit, and few rows of an embedding are ever
+    read: the system drops what it has no room for, and reads it again. Where weights do not fit,
+    they get three quarters of what a step leaves. Where addresses are limited, all weights count.
+    """
+    arch = checkpoint.arch
+    footprint = backend.footprint(arch, config)
+    packed = backend.packed_bytes(checkpoint, config)
+    weights_bytes = sum(packed.values())
+    drops_weights = footprint.maps_weights and not limits_addresses()
+    held_bytes = weights_bytes - (packed["embedding"] if drops_weights else 0)
+    block_size, max_num_batched_tokens = config.block_size, config.max_num_batched_tokens
+    kv_bytes_per_block = max(block_size * footprint.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
+    cache = KVCache(0, block_size, windows=tuple(group.window for group in config.groups))
+
+    def one_sequence(num_tokens: int) -> int:
+        return (
+            cache.most_blocks(min(num_tokens, config.max_model_len), max_num_batched_tokens)
+            * kv_bytes_per_block
+        )
+
+    room = left_bytes - kept_bytes - footprint.step_bytes
+    least = held_bytes + one_sequence(_SHORT_TOKENS) + footprint.state_bytes_per_seq
+    if drops_weights and least > room > 0:
+        note = _larger_than_memory(held_bytes, room * 3 // 4)
+        config = replace(config, notes=(*config.notes, note))
+        held_bytes = room * 3 // 4
+    config = _fit_states(footprint.state_bytes_per_seq, room - held_bytes, options, config)
+    step_bytes = footprint.step_bytes + config.num_states * footprint.state_bytes_per_seq
+    wanted = options.kv_cache_memory
+    state_bytes_per_block = block_size * arch.hidden_size * STATE_BYTES
+    plan = fit_kv_cache(
+        available_bytes=left_bytes,
+        weights_bytes=held_bytes,
+        step_bytes=step_bytes,
+        kv_bytes_per_block=kv_bytes_per_block,
+        block_size=block_size,
+        wanted_kv_bytes=None if wanted is None else parse_bytes(wanted, "--kv-cache-memory"),
+        max_model_len=config.max_model_len,
+        blocks_of=lambda num_tokens: cache.most_blocks(num_tokens, max_num_batched_tokens),
+        max_num_seqs=min(
+            config.max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence(config.max_model_len))
+        ),
+        other_bytes_per_block=state_bytes_per_block if config.enable_contrastive_search else 0,
+        takes_all=config.uses_all_memory,
+        kept_bytes=kept_bytes,
+    )
+    kv_bytes = plan.num_blocks * kv_bytes_per_block
+    return replace(
+        config,
+        max_model_len=plan.max_model_len,
+        num_blocks=plan.num_blocks,
+        weights_bytes=weights_bytes,
+        kv_bytes=kv_bytes,
+        total_bytes=held_bytes + step_bytes + kv_bytes,
+        notes=(*config.notes, *plan.notes),
+    )
+
+
+def _larger_than_memory(read_bytes: int, held_bytes: int) -> str:
+    """Return what to say where weights are read from the disk again and again."""
+    return (
+        f"of {gib(read_bytes)} of weights about {gib(held_bytes)} fit into memory: the others "
+        f"are read from the disk whenever they are needed, which is slow; take a smaller "
+        f"quantisation, or free some memory"
+    )
+
+
+def _fit_states(size: int, budget_bytes: int, options: Options, config: EngineConfig) -> EngineConfig:
+    """Return how many states of ``size`` bytes are kept, of at most ``max_num_seqs`` sequences.
+
+    They take at most a quarter of the room that weights and steps leave, unless the sequences that
+    the user wants need more. Of checkpoints there are at most four for each sequence. Drafts need
+    the slot of one. Raises ValueError if they do not fit.
+    """
+    if not size:
+        return config
+    speculative_config, most = config.speculative_config, config.max_num_seqs
+    room = budget_bytes // size
+    num_seqs = options.max_num_seqs or max(1, min(most, room // 8))
+    if num_seqs > room:
+        raise ValueError(
+            f"states of {num_seqs} sequences take {num_seqs * size / 2**20:,.0f} MiB, but there is "
+            f"room for {max(room, 0)} sequences: lower --max-num-seqs, or take a smaller model"
+        )
+    num_checkpoints = max(0, min(4 * num_seqs, room // 4 - num_seqs))
+    if not options.enable_prefix_caching:
+        num_checkpoints = min(num_checkpoints, num_seqs) if speculative_config else 0
+    notes: list[str] = []
+    if num_seqs < most:
+        notes.append(
+            f"at most {num_seqs} sequences run at once, not {most}: the state of one takes "
+            f"{size / 2**20:,.1f} MiB; --max-num-seqs asks for more"
+        )
+    if speculative_config and not num_checkpoints:
+        speculative_config = None
+        notes.append(
+            f"no speculative decoding: memory for one more state, of {size / 2**20:,.1f} MiB, "
+            "is missing; lower --max-num-seqs"
+        )
+    return replace(
+        config,
+        max_num_seqs=num_seqs,
+        num_checkpoints=num_checkpoints,
+        num_states=num_seqs + num_checkpoints,
+        speculative_config=speculative_config,
+        notes=(*config.notes, *notes),
+    )
+
+
+# --- what to say ---------------------------------------------------------------------------------
 
 _FOUR_BITS = ("Q4_", "Q2_", "Q3_", "IQ", "MXFP4")  # and those that have fewer
 # What becomes of types, where --dtype leaves it to the engine.

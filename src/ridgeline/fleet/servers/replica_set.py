@@ -13,10 +13,9 @@ from typing import Any
 
 from ridgeline.backends import BACKENDS
 from ridgeline.engine.adapters import read_adapters, room_for
-from ridgeline.engine.setup.config import EngineConfig
 from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.options import Options, guard_options
-from ridgeline.engine.setup.resolve import resolve
+from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.fleet.servers.worker import Worker
 from ridgeline.foresight.routing.balancer import PrefixBalancer, PromptKeys
 from ridgeline.model.files.adapters import Base

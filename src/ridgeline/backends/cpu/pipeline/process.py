@@ -48,7 +48,7 @@ def join(
     checkpoint: Checkpoint,
     address: tuple[str, int],
     *,
-    key_file: Path | None,
+    stage_key_file: Path | None,
     threads: int,
     context: BackendContext,
     digest: str,
@@ -59,7 +59,7 @@ def join(
     Args:
         checkpoint: the model, which must be the engine's.
         address: host and port.
-        key_file: with the key that both ends must know.
+        stage_key_file: with the key that both ends must know.
         threads: that compute.
         context: where this machine keeps its files.
         digest: of the model's files.
@@ -70,7 +70,7 @@ def join(
         PermissionError: the other end has another key.
         ValueError: it runs another model, this stage does not fit, or the key is too short.
     """
-    key = key_of(key_file)
+    key = key_of(stage_key_file)
     link = Link(_connected(address, say))
     try:
         link.prove(key, "stage", "engine")

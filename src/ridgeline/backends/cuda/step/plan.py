@@ -38,14 +38,14 @@ class AdapterPlan:
         slot_of: of each token, the number of its adapter in this step, int32; that of no slot, if
             it has none.
         words: of each slot, the address of the adapter's words, int64 (``model.adapters``).
-        rank: the largest that an adapter may have.
+        max_lora_rank: the largest that an adapter may have.
         numbers: of the adapters, by slot, and ``loaded`` they themselves: what twins read. They
             are kept alive elsewhere.
     """
 
     slot_of: Tensor
     words: Tensor
-    rank: int
+    max_lora_rank: int
     numbers: Sequence[int]
     loaded: Mapping[int, Any]
 

@@ -178,7 +178,7 @@ class StagedSteps:
         return AdapterPlan(
             slot_of=there["slot_of"][:size],
             words=there["adapter_words"],
-            rank=self._max_lora_rank,
+            max_lora_rank=self._max_lora_rank,
             numbers=self._batch.adapters,
             loaded=self._adapters,
         )

@@ -77,9 +77,10 @@ def expand_kernel(
 def add_low_rank(out, x, met, plan, first, sizes):
     """Add what adapters do to rows of some products: see the twin.
 
-    ``met`` also has tiles, as of ``grouped_product``; of ``plan`` are read ``words`` and ``rank``.
+    ``met`` also has tiles, as of ``grouped_product``; of ``plan`` are read ``words`` and
+    ``max_lora_rank``.
     """
-    room = triton.cdiv(plan.rank, 16) * 16
+    room = triton.cdiv(plan.max_lora_rank, 16) * 16
     low = torch.empty((len(x), len(sizes) * room), dtype=x.dtype, device=x.device)
     lists = plan.words, met.order, met.offsets, met.tile_expert, met.tile_begin
     tiles, narrow = len(met.tile_expert), x.element_size() // 2  # float32 takes twice the room

@@ -64,7 +64,7 @@ def plan_of(part: Part, loaded: dict[int, LoadedAdapter], slots: Tensor) -> Adap
     return AdapterPlan(
         slot_of=slots.to(torch.int32),
         words=torch.tensor(words, device=part.device),
-        rank=max(RANKS.values()),
+        max_lora_rank=max(RANKS.values()),
         numbers=list(loaded),
         loaded=loaded,
     )
