@@ -59,8 +59,8 @@ def test_a_plan_for_here_is_by_our_rules_once_the_gpu_has_passed(
     for is_right, engine in ((False, "vllm"), (True, "ridgeline")):
         remember(home, "2026-11-28", is_right=is_right)
         of_machine, of_card = plan(model, on="here").placements
-        assert (of_machine.device.id, of_machine.setting.engine.name) == ("here", "ridgeline")
-        assert (of_card.device.id, of_card.setting.engine.name) == ("l4", engine)
+        assert (of_machine.device.id, of_machine.memory.engine.name) == ("here", "ridgeline")
+        assert (of_card.device.id, of_card.memory.engine.name) == ("l4", engine)
 
 
 def test_what_the_gpu_cannot_do_is_done_by_the_processor(home: Path, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def adapters(rows: int, tile: int) -> Iterator[tuple[str, Any]]:
     """Yield what adapters add to queries, keys and values, and to what comes after them."""
     lists = dict.fromkeys(("order", "offsets", "tile_expert", "tile_begin"), numbers(64, dtype=I64))
     met = SimpleNamespace(rows=tile, **lists)
-    plan = SimpleNamespace(words=numbers(64, dtype=I64), rank=64)
+    plan = SimpleNamespace(words=numbers(64, dtype=I64), max_lora_rank=64)
     x, out = numbers(rows, 4096), numbers(rows, 6144)
     for first, sizes in ((0, (4096, 1024, 1024)), (3, (4096,)), (8, (1024, 1024))):
         given = (out, x, met, plan, first, sizes)
