@@ -20,9 +20,9 @@ BOUNDS = {
     "doors below a top": 0,
     "doors at the fullest top": 11,
     "arrows between rooms": 64,
-    "files": 610,
-    "files with one importer": 142,
-    "lines in the package": 116_040,
+    "files": 609,
+    "files with one importer": 141,
+    "lines in the package": 116_000,
     "parameters of the largest constructor": 8,
     "mentions of trust in the server": 56,
 }
