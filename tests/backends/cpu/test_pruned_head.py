@@ -38,8 +38,8 @@ def test_the_token_after_pruning_is_the_exact_one(make: Make, head: str) -> None
         arrays["head"] = near_ties()
     if head == "much in common":
         arrays["head"] += np.random.default_rng(4).normal(0, 3, 96).astype(np.float32)
-    for num_threads in (1, 2, 3):
-        runner = make(checkpoint(MANY, arrays), threads=num_threads)
+    for threads in (1, 2, 3):
+        runner = make(checkpoint(MANY, arrays), threads=threads)
         assert runner.weights.proxy is not None
         for count in range(1, 8):  # the last are too many
             quick = runner.execute(streams(count, GREEDY))

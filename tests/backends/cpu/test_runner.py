@@ -97,8 +97,8 @@ def test_vectors_are_near_the_references(make: Make, name: str, how: str) -> Non
 def test_of_equal_logits_the_first_token_wins(make: Make) -> None:
     """Whichever thread found it."""
     model = checkpoint(PLAIN, random_arrays(PLAIN) | {"head": np.zeros((VOCAB, 24), np.float32)})
-    for num_threads in (1, 2, 3):
-        runner = make(model, threads=num_threads)
+    for threads in (1, 2, 3):
+        runner = make(model, threads=threads)
         greedy = work(TOKENS[:3], (0,), params=GREEDY)
         assert runner.execute(step(greedy)).tokens == ((0,),)
 

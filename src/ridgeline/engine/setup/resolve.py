@@ -181,7 +181,9 @@ def _resolve(
     )
     config = backend.check(wanted, arch)
     budget_bytes = backend.budget_bytes(checkpoint, config)
-    config = replace(config, uses_all_memory=budget_bytes is not None and not options.kv_cache_memory)
+    config = replace(
+        config, uses_all_memory=budget_bytes is not None and not options.kv_cache_memory
+    )
     left_bytes, kept_bytes = _left_bytes(budget_bytes, reserved_bytes + lora_bytes, limit_bytes)
     config = _fit(config, options, backend, checkpoint, left_bytes, kept_bytes)
     return replace(
@@ -321,7 +323,9 @@ def _larger_than_memory(read_bytes: int, held_bytes: int) -> str:
     )
 
 
-def _fit_states(size: int, budget_bytes: int, options: Options, config: EngineConfig) -> EngineConfig:
+def _fit_states(
+    size: int, budget_bytes: int, options: Options, config: EngineConfig
+) -> EngineConfig:
     """Return how many states of ``size`` bytes are kept, of at most ``max_num_seqs`` sequences.
 
     They take at most a quarter of the room that weights and steps leave, unless the sequences that
