@@ -22,7 +22,7 @@ from ridgeline.core.step import Runner, Step, StepOutput
 from ridgeline.engine import calibration as calibrating
 from ridgeline.engine.calibration import (
     calibrate,
-    known,
+    newest_calibration,
     rates,
     roofline_calibration,
     save_calibration,
@@ -74,9 +74,9 @@ def test_a_tiny_model_is_measured_in_two_seconds(model: Path, tmp_path: Path) ->
         said = dict(rates(found, llm))
         assert roofline_calibration(llm.path, llm.arch, llm.config).is_of(found)
         path = save_calibration(tmp_path, found)
-        assert known(tmp_path, llm.path, llm.arch, llm.config) == found
+        assert newest_calibration(tmp_path, llm.path, llm.arch, llm.config) == found
         path.write_text(path.read_text().replace('"threads":1', '"threads":[]'))
-        assert known(tmp_path, llm.path, llm.arch, llm.config).source == "assumed"
+        assert newest_calibration(tmp_path, llm.path, llm.arch, llm.config).source == "assumed"
     assert seen[0] == (0, 2)
     assert seen[-1] == (2, 2)  # it looks at the clock before each shape, and begins none after that
     assert seen.count((2, 2)) < 0.9 * len(seen)
