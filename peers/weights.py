@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 from ridgeline.text.grammar.export import export_tokenizer
-from ridgeline.text.of_checkpoint import tokenizer_of
 
 # Ridgeline's name of a tensor in a layer, and Hugging Face's.
 _HF_NAMES = {

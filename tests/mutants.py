@@ -57,7 +57,7 @@ QUEUES, FOLD, ADMISSION = (
     "core/commit.py",
     "core/scheduling/admission.py",
 )
-STATES = "core/cache/states.py"
+STATES = "core/cache/state_slots.py"
 SEARCH = "core/decoding/search.py"
 PARAMS, TEXT = "core/params.py", "core/decoding/text.py"
 SPECULATE, LOOKUP = "core/scheduling/speculate.py", "core/decoding/drafts/lookup.py"

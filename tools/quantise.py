@@ -26,8 +26,8 @@ from ridgeline.engine.setup.home import locate
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.families import HF_FAMILIES
 from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 from ridgeline.text.grammar.export import export_tokenizer
-from ridgeline.text.of_checkpoint import tokenizer_of
 
 Array = NDArray[Any]
 Stored = dict[str, tuple[str, Array]]  # end of a name -> type in the file, values

@@ -41,7 +41,7 @@ SMALL = {
     "serve/routes/explain.py": "it is a route",
     "system/shared_secret.py": "a secret is no fact about this machine",
     "system/terminal.py": "it imports rich, and an engine starts without",
-    "text/of_checkpoint.py": "it needs infilling and tokenizers, which would know each other",
+    "text/checkpoint_tokenizer.py": "infilling and tokenizers would know each other",
     "text/tokenizers/process.py": "a program of its own process",
 }
 # The most lines that all .py files of the core may have together, without what reads and drafts a

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.backends.arrays import held
+from ridgeline.backends.arrays import memory_use
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import BackendRunner, MemoryUse
 from ridgeline.backends.reference.runner import ReferenceRunner
@@ -118,12 +118,12 @@ def test_mapped_weights_are_in_memory_when_they_are_read(tmp_path: Path) -> None
     file = tmp_path / "weights"
     file.write_bytes(bytes(1 << 20))
     mapped = np.memmap(file, np.uint8, "r")
-    assert held([mapped], is_mapped=True) == MemoryUse(1 << 20, 0, is_mapped=True)
+    assert memory_use([mapped], is_mapped=True) == MemoryUse(1 << 20, 0, is_mapped=True)
     assert not mapped.any()
-    assert held([mapped], is_mapped=True) == MemoryUse(1 << 20, 1 << 20, is_mapped=True)
+    assert memory_use([mapped], is_mapped=True) == MemoryUse(1 << 20, 1 << 20, is_mapped=True)
 
 
 def test_an_array_counts_once() -> None:
     array = np.ones(1 << 16, np.uint8)
-    assert held([array, array]).num_bytes == held([array]).num_bytes == 1 << 16
-    assert held([np.zeros(0)]) == MemoryUse(0, 0)
+    assert memory_use([array, array]).num_bytes == memory_use([array]).num_bytes == 1 << 16
+    assert memory_use([np.zeros(0)]) == MemoryUse(0, 0)

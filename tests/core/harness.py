@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from ridgeline.core.cache.kvcache import KVCache, hash_block
-from ridgeline.core.cache.states import StateSlots
+from ridgeline.core.cache.state_slots import StateSlots
 from ridgeline.core.commit import commit
 from ridgeline.core.decoding.search import new_search
 from ridgeline.core.engine import Engine

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.cache.states import CHECKPOINT_EVERY
+from ridgeline.core.cache.state_slots import CHECKPOINT_EVERY
 from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record

@@ -141,13 +141,13 @@ def test_what_would_have_helped_is_simulated() -> None:
 def test_no_advice_where_steps_would_be_larger_than_those_measured() -> None:
     """How long a step of four takes is not known of steps of two; the way out is named."""
     last, records = slowest_of(changed(SETTINGS, max_num_seqs=2), 16)
-    advice = would_help(last, records)
-    assert advice.helpful == []
-    (one,) = advice.not_foreseen
+    suggestions = would_help(last, records)
+    assert suggestions.helpful == []
+    (one,) = suggestions.not_foreseen
     assert (one["cause"], one["set"]) == ("queue_max_num_seqs", "max_num_seqs=4")
     assert "4 sequences (measured: 2)" in one["reason"]
     assert not {"gain_s", "others_gain_s"} & one.keys()
-    text = markdown(last, *advice)
+    text = markdown(last, *suggestions)
     assert "What would have helped" not in text
     assert f"- --max-num-seqs 4: {one['reason']}\n" in text
 
@@ -174,9 +174,9 @@ def test_a_gain_within_the_error_of_the_simulation_is_no_advice() -> None:
             return TIMES.after(num_rows, num_ended)
 
     last, records = slowest_of(changed(SETTINGS, max_num_seqs=4, num_blocks=20), 30, Tiring())
-    advice = would_help(last, records)
-    assert "num_blocks=40" not in [one["set"] for one in advice.helpful]
-    (one,) = [one for one in advice.not_foreseen if one["set"] == "num_blocks=40"]
+    suggestions = would_help(last, records)
+    assert "num_blocks=40" not in [one["set"] for one in suggestions.helpful]
+    (one,) = [one for one in suggestions.not_foreseen if one["set"] == "num_blocks=40"]
     assert re.fullmatch(r"its gain of .* is within .*, the error of the simulation", one["reason"])
 
 
@@ -184,9 +184,9 @@ def test_a_setting_that_was_not_simulated_is_no_advice() -> None:
     last, records = slowest_of(changed(SETTINGS, max_num_seqs=2), 16)
     short = [one for one in records if one["type"] != "step" or one["number"] < 20]
     for of, reason in (([], "only where one request"), (short, "at least 50 are needed")):
-        advice = would_help(last, of)
-        assert advice.helpful == []
-        assert reason in advice.not_foreseen[0]["reason"]
+        suggestions = would_help(last, of)
+        assert suggestions.helpful == []
+        assert reason in suggestions.not_foreseen[0]["reason"]
 
 
 def test_advice_says_that_drafts_are_not_simulated() -> None:

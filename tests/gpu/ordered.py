@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ridgeline.backends.cuda.measure.twins import layers
 from ridgeline.backends.cuda.measure.twins.draws import adjust, draw, rank
-from ridgeline.backends.cuda.measure.twins.states import convolve, remember, scan
+from ridgeline.backends.cuda.measure.twins.recurrent import convolve, remember, scan
 
 _MOST_PRODUCTS = 1 << 24  # that are there at a time
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ridgeline.model.files.gguf.tokenizer import tokenizer_json
 from ridgeline.model.files.tensors import ModelFileError
-from ridgeline.text.bounded import Apart, is_bounded
+from ridgeline.text.tokenizers.cost_check import Apart, is_bounded
 from ridgeline.text.tokenizers.tokenizer import Spellings, Tokenizer
 from ridgeline.text.tokenizers.vocabulary import checked
 from tests.model.files.vocabularies import (

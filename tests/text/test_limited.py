@@ -11,7 +11,7 @@ from tests.waiting import PATIENCE_S, started
 
 
 def test_they_end_in_silence_when_nobody_reads_them() -> None:
-    program = "input(); from ridgeline.text import limited; limited.answer({'is': 'ready'})"
+    program = "input(); from ridgeline.text import process_limits as p; p.answer({'is': 'ready'})"
     with started(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,

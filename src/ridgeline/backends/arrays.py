@@ -50,7 +50,7 @@ def aligned_copy(array: NDArray[_T]) -> NDArray[_T]:
     return out
 
 
-def held(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> MemoryUse:
+def memory_use(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> MemoryUse:
     """Return what arrays take; one that is given twice counts once.
 
     In memory are whole pages, huge ones among them: with an array counts what was reserved for its
@@ -67,7 +67,7 @@ def held(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> MemoryUs
 def release(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> None:
     """Give the pages of arrays back to the system: what is in them is lost, unless a file has it.
 
-    As in ``held``, what was reserved with an array for its alignment goes with it.
+    As in ``memory_use``, what was reserved with an array for its alignment goes with it.
     """
     kept = [array for array in arrays if array.nbytes]
     for place in {_place(area if is_mapped else _reserved(area)) for area in kept}:

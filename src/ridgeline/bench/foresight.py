@@ -88,7 +88,7 @@ def foresight(
     keep: Callable[[Calibration], object],
     out: Path | None = None,
     base_url: str | None = None,
-    edge: ClientOverhead | None = None,
+    overhead: ClientOverhead | None = None,
 ) -> None:
     """Calibrate, predict, run twice; print tables in markdown, then one line of JSON.
 
@@ -99,7 +99,7 @@ def foresight(
         keep: is given the calibration.
         out: gets a picture of what was predicted against what happened, an SVG.
         base_url: a server of this model and these options, to run the loads on instead.
-        edge: what its clients wait for besides the engine.
+        overhead: what its clients wait for besides the engine.
     """
     with count_bar("Measuring", note="seconds") as report:
         calibration = calibrate(llm, calibration_s, report)
@@ -107,7 +107,7 @@ def foresight(
     say(
         f"calibrated: a step is off by {calibration.step_error or 0:.1%}; now {2 * len(LOADS)} runs"
     )
-    cases = [make_case(llm, load, calibration, load_s, i, edge) for i, load in enumerate(LOADS)]
+    cases = [make_case(llm, one, calibration, load_s, i, overhead) for i, one in enumerate(LOADS)]
     predicted = [case.summary({}) for case in cases]
     runs: list[list[Run]] = [[] for _ in LOADS]
     for turn in range(2):
@@ -168,7 +168,7 @@ def make_case(
     calibration: Calibration,
     load_s: float,
     seed: int,
-    edge: ClientOverhead | None = None,
+    client_overhead: ClientOverhead | None = None,
 ) -> SimulatedRun:
     """Return a load of about ``load_s`` seconds, at its share of what is predicted to be served."""
     rng, room = Random(f"{seed} lengths"), llm.config.max_model_len
@@ -185,7 +185,7 @@ def make_case(
         concurrency=load.clients,
         settings=llm.config.settings(llm.engine.eos_ids),
         times=calibration.times,
-        edge=edge,
+        client_overhead=client_overhead,
     )
     rate_per_s = replace(case, load=case.load[:64]).summary({})["request_throughput_per_s"]
     rate_per_s *= load.share or 1.0

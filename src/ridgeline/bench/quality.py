@@ -38,7 +38,7 @@ from ridgeline.engine.setup.resolve import resolve
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.terminal import table_of_numbers
-from ridgeline.text.of_checkpoint import tokenizer_of
+from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 
 Tokens = Sequence[int]
 Floats = NDArray[np.float32]

@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 
 from ridgeline import LLM
 from ridgeline.bench.load.client_flags import ClientFlags, check_base_url
-from ridgeline.bench.load.client_overhead import EDGE_HELP, read_edge
+from ridgeline.bench.load.client_overhead import EDGE_HELP, read_client_overhead
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.out_file import check_out
@@ -401,7 +401,7 @@ def bench_foresight(
             check_base_url(base_url)
         except ValueError as error:
             raise UsageError(error) from error
-    seen = read_edge(edge) if edge else None
+    seen = read_client_overhead(edge) if edge else None
     with load_model(model, replace(options, speculative_config="off"), {}) as (llm, _):
         foresight(
             llm, seconds, load_seconds, partial(save_calibration, default_home()), out, base_url,

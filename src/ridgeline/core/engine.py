@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ridgeline.core import commit
 from ridgeline.core.cache.kvcache import KVCache, hash_block
-from ridgeline.core.cache.states import new_states
+from ridgeline.core.cache.state_slots import new_states
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Search, Text

@@ -22,6 +22,7 @@ from ridgeline.core.request import Constraint, Text
 from ridgeline.core.structured import StructuredOutputsParams
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import give_back, memory_in_use
+from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 from ridgeline.text.grammar.export import tokenizer_config
 from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt
 from ridgeline.text.messages.call_bounds import BoundedCalls
@@ -29,7 +30,6 @@ from ridgeline.text.messages.json_repeats import EndingRepeats, JsonTokens, json
 from ridgeline.text.messages.message import REASONINGS, MessageForm
 from ridgeline.text.messages.tool_grammar import message_grammar
 from ridgeline.text.messages.tools import ToolFormat, ToolUse, format_named
-from ridgeline.text.of_checkpoint import tokenizer_of
 from ridgeline.text.template.chat import ChatTemplate
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 

@@ -121,10 +121,8 @@ class AdmissionRound:
     def __post_init__(self) -> None:
         """Foresee what was promised before."""
         self._num_left = _MAX_FORECASTS
-        self._seen: Mapping[int, AdmissionVerdict] = (
-            self._foresee(self.promised) if self.promised else {}
-        )
-        self._before = self._seen
+        self._verdicts = self._foresee(self.promised) if self.promised else {}
+        self._before = self._verdicts
 
     def decide(
         self,
@@ -142,7 +140,7 @@ class AdmissionRound:
     def _accepted(self, name: int) -> AdmissionVerdict:
         """Return the verdict for one that is let in, with what others delay it since."""
         outlook: Outlook = "promised" if self.promised[name].is_protected else "unpromised"
-        return self._seen[name]._replace(outlook=outlook)
+        return self._verdicts[name]._replace(outlook=outlook)
 
     def _names(
         self,
@@ -179,7 +177,7 @@ class AdmissionRound:
         while num and self._may_go_on():
             seen = self._foresee(self.promised, queued=queued[:num])
             if not self._harms(seen):
-                self._seen = seen
+                self._verdicts = seen
                 return num
             num //= 4
         return 0
@@ -191,7 +189,7 @@ class AdmissionRound:
         """
         delays = {}
         for name, verdict in self._before.items():
-            now, then = self._seen[name].foreseen, verdict.foreseen
+            now, then = self._verdicts[name].foreseen, verdict.foreseen
             first_s = _difference(now.first_s, then.first_s)
             delays[name] = first_s, _difference(now.end_s, then.end_s)
         return delays
@@ -209,7 +207,7 @@ class AdmissionRound:
         What an owner was promised beyond its share does not hinder another owner on trial.
         """
         beyond = self._beyond(trial or {})
-        for name, old in self._seen.items():
+        for name, old in self._verdicts.items():
             asked, new = self.promised[name], seen[name]
             if asked.owner in beyond or not asked.is_protected:
                 continue
@@ -234,7 +232,7 @@ class AdmissionRound:
     ) -> None:
         self.promised |= newly_promised
         self.coming += self._entering(newly_promised)
-        self._seen = seen
+        self._verdicts = seen
 
     def _foresee(
         self,

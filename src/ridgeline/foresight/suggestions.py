@@ -17,7 +17,7 @@ from ridgeline.foresight.explain import Explanation, Json, changes, usual_times
 from ridgeline.foresight.explain_report import seconds
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
-from ridgeline.foresight.step_time.features import Reach, StepTime, in_words, reach_of_run
+from ridgeline.foresight.step_time.features import Reach, StepTime, as_text, reach_of_run
 from ridgeline.foresight.trace import step_of
 
 MOST_TOKENS = 4000  # of those before the request in question, and of those behind, that count too
@@ -27,7 +27,7 @@ _FIGURES = ("gain_s", "others_gain_s", "num_others", "error_s")
 _LEAST = 0.05  # of its time: what took less is not worth a change
 
 
-class Advice(NamedTuple):
+class Suggestions(NamedTuple):
     """What would have helped a request, as plain values, and settings of which that is not known.
 
     Each of the second kind has its reason.
@@ -49,7 +49,7 @@ class _Gain(NamedTuple):
     error_s: float
 
 
-def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> Advice:
+def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> Suggestions:
     """Return suggestions, the one for the greatest cause first.
 
     Args:
@@ -64,19 +64,19 @@ def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> Advice
         change, text = _suggestion(cause, explanation.engine)
         if text and text not in [one["text"] for one in told]:
             told.append({"cause": cause, "set": change, "text": text})
-    advice, gain_of = Advice([], []), _simulated(explanation, records)
+    suggestions, gain_of = Suggestions([], []), _simulated(explanation, records)
     warnings = [DRAFTS_WARNING] if what_if.has_drafts(records) else []
     for one in told:
         found = gain_of(one["set"]) if one["set"] else None
         if isinstance(found, str):
-            advice.not_foreseen.append(one | {"reason": found})
+            suggestions.not_foreseen.append(one | {"reason": found})
         elif found is None:
-            advice.helpful.append(one | dict.fromkeys(_FIGURES) | {"warnings": []})
+            suggestions.helpful.append(one | dict.fromkeys(_FIGURES) | {"warnings": []})
         elif found.own_s > 0:
             figures = dict(zip(_FIGURES, found, strict=True)) | {"warnings": warnings}
             text = "; ".join([one["text"] + _said(found), *warnings])
-            advice.helpful.append(one | figures | {"text": text})
-    return advice
+            suggestions.helpful.append(one | figures | {"text": text})
+    return suggestions
 
 
 def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
@@ -121,7 +121,7 @@ def _simulated(explanation: Explanation, records: Sequence[Json]) -> Callable[[s
         except ValueError as error:  # too few steps, a search, or a request that could never run
             return str(error)
         if excess := served.excess(after):
-            return f"its steps would have {in_words(excess)}"
+            return f"its steps would have {as_text(excess)}"
         found = _gain(explanation, records, before, after)
         if isinstance(found, _Gain) and 0 < found.own_s <= found.error_s:
             own, miss = (seconds(1e9 * one) for one in (found.own_s, found.error_s))

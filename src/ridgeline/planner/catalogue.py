@@ -173,22 +173,22 @@ def cards_here() -> list[Device]:
 
     Of devices that a card's name may mean, or its beginning, the one with the card's memory is it.
     """
-    cards = cuda.gpu_models.found()
-    gate = cuda.approval.read(default_home()) if cards else None
+    gpus = cuda.gpu_models.found()
+    gate = cuda.approval.read(default_home()) if gpus else None
     here: dict[str, Device] = {}
-    for card in cards:
-        words = _words(card.name)
+    for gpu in gpus:
+        words = _words(gpu.name)
         begun = ("".join(words[:count]) for count in range(len(words), 0, -1))
         meant = next((found for name in begun if (found := _by_name().get(name))), [])
-        sizes = {one.id: abs(one.usable_bytes - card.total_bytes) for one in meant}
+        sizes = {one.id: abs(one.usable_bytes - gpu.total_bytes) for one in meant}
         device = min(meant, key=lambda one: sizes[one.id], default=None)
-        if device is not None and sizes[device.id] < card.total_bytes / 10:
+        if device is not None and sizes[device.id] < gpu.total_bytes / 10:
             here[device.id] = replace(
                 device,
-                usable_bytes=card.free_bytes,
+                usable_bytes=gpu.free_bytes,
                 memory_known="seen",
                 has_passed=gate is not None and gate.is_open,
-                max_ranks=sum(other.name == card.name for other in cards),
+                max_ranks=sum(other.name == gpu.name for other in gpus),
             )
     return list(here.values())
 
@@ -258,7 +258,7 @@ def _no_such(name: str, found: list[Device]) -> str:
     )
 
 
-def own_devices(flags: PlanFlags) -> dict[str, Device]:
+def user_devices(flags: PlanFlags) -> dict[str, Device]:
     """Return the user's devices by what they are called, in lower case.
 
     Raises ValueError for a damaged file, and OSError if it cannot be read.
@@ -270,11 +270,11 @@ def own_devices(flags: PlanFlags) -> dict[str, Device]:
         if not own:
             raise ValueError(f"--devices {flags.devices}: no device stands in it")
     if (num_bytes := flags.size("memory")) is not None:
-        own[MINE] = _mine(num_bytes, flags.bandwidth, flags.tflops)
+        own[MINE] = _user_device(num_bytes, flags.bandwidth, flags.tflops)
     return own
 
 
-def _mine(num_bytes: int, gb_per_s: float | None, tflops: float | None) -> Device:
+def _user_device(num_bytes: int, gb_per_s: float | None, tflops: float | None) -> Device:
     peaks = {} if tflops is None else dict.fromkeys(("bf16", "f16"), tflops * 1e12)
     return Device(
         id=MINE,

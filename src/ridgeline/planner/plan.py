@@ -27,7 +27,7 @@ from ridgeline.planner.capacity.option import (
 )
 from ridgeline.planner.capacity.report import verdict
 from ridgeline.planner.capacity.search import Report, search
-from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices, own_devices
+from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices, user_devices
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import ASSUMED
 from ridgeline.planner.memory.model_spec import ModelSpec, adapter_room, read_model_spec
@@ -146,7 +146,7 @@ def plan_for(
         load = load.cut(longest)
         flags = replace(flags, context=flags.context or load.longest)
     usual = HERE if spec.checkpoint is not None else ALL
-    own = own_devices(flags)
+    own = user_devices(flags)
     usual = ",".join(own) or usual
     on = flags.on or (SHOP if asked is not None and asked.buy else usual)
     devices, taken_for = find_devices(on, own)

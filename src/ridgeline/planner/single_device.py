@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ridgeline.model.cost.format_bytes import format_named
 from ridgeline.model.cost.hardware import Device
 from ridgeline.planner.capacity.latency_model import LatencyModel, latency_model_of
-from ridgeline.planner.catalogue import HERE, find_devices, own_devices
+from ridgeline.planner.catalogue import HERE, find_devices, user_devices
 from ridgeline.planner.memory.flags import AUTO, MINE, PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.memory.own_engine import OWN
@@ -46,7 +46,7 @@ def on_device(spec: ModelSpec, flags: PlanFlags) -> DeviceReplica:
             on it; or a flag contradicts it.
         OSError: the file of own devices cannot be read.
     """
-    own = own_devices(flags)
+    own = user_devices(flags)
     named = flags.on or ",".join(own)
     chosen = find_devices(named, own)
     if len(chosen.devices) != 1:

@@ -2,9 +2,9 @@
 
 A program is for work whose time and memory nothing else can limit: it is asked in lines of JSON,
 and may be stopped. Its process starts with the first question, or when told to, and sleeps between
-two. It limits its own computing and memory (``text.limited``), and is gone if a question takes
-more; the next one gets a new process. If no answer has come long after that, it is killed: then not
-the question is at fault, but the machine.
+two. It limits its own computing and memory (``text.process_limits``), and is gone if a question
+takes more; the next one gets a new process. If no answer has come long after that, it is killed:
+then not the question is at fault, but the machine.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ridgeline.bench.load.client_overhead import ClientOverhead, read_edge
+from ridgeline.bench.load.client_overhead import ClientOverhead, read_client_overhead
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.main import app
@@ -57,13 +57,13 @@ def pair(tmp_path: Path) -> Pair:
 
 
 def test_two_runs_tell_a_constant_from_what_a_token_costs(pair: Pair) -> None:
-    found = read_edge([pair(4), pair(40), pair(15)])
+    found = read_client_overhead([pair(4), pair(40), pair(15)])
     assert found.base_s == pytest.approx(TRUE.base_s, abs=1e-5)
     assert found.per_token_s == pytest.approx(TRUE.per_token_s, rel=0.01)
 
 
 def test_one_run_knows_their_sum_alone(pair: Pair) -> None:
-    found = read_edge([pair(20)])
+    found = read_client_overhead([pair(20)])
     assert found.per_token_s == 0
     assert found.base_s == pytest.approx(TRUE.seconds(22), abs=1e-5)
 
@@ -73,7 +73,7 @@ def test_one_run_knows_their_sum_alone(pair: Pair) -> None:
     [(ClientOverhead(0.004, -0.0001), "per_token_s"), (ClientOverhead(-0.001, 0.001), "base_s")],
 )
 def test_nothing_is_negative(pair: Pair, edge: ClientOverhead, wanted: str) -> None:
-    found = read_edge([pair(4, edge), pair(30, edge)])
+    found = read_client_overhead([pair(4, edge), pair(30, edge)])
     assert getattr(found, wanted) == 0
     assert min(found.base_s, found.per_token_s) >= 0
     assert max(found.base_s, found.per_token_s) > 0
@@ -92,12 +92,12 @@ def test_two_files_that_are_not_of_one_run_are_refused(
     pair: Pair, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        read_edge([pair(4, **changes)])
+        read_client_overhead([pair(4, **changes)])
 
 
 def test_what_is_no_pair_is_named() -> None:
     with pytest.raises(ValueError, match=r"--edge 'result.json' is not RESULT,TRACE"):
-        read_edge(["result.json"])
+        read_client_overhead(["result.json"])
 
 
 @pytest.mark.parametrize("how", [("--request-rate", "5"), ("--max-concurrency", "2")])

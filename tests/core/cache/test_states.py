@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.core.cache.states import StateSlots
+from ridgeline.core.cache.state_slots import StateSlots
 from ridgeline.core.request import Sequence
 from ridgeline.core.step import Work
 from tests.core.harness import make_request, make_scheduler, run_step

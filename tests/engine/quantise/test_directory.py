@@ -16,7 +16,7 @@ from ridgeline.engine.quantise.source import additions, read_source
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.model.files.tensors import ModelFileError
-from ridgeline.text.of_checkpoint import tokenizer_of
+from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 from tests.lora import llama_shapes, merged, random_pairs, write_peft
 from tests.model.files.tiny import CONFIG, Raw, hf_weights
 from tests.model.files.vocabularies import byte_level, metaspace_first, sentencepiece, wordpiece

@@ -13,8 +13,8 @@ import tokenizers
 
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.hub.short_names import packaged
+from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 from ridgeline.text.grammar.export import export_tokenizer, tokenizer_config
-from ridgeline.text.of_checkpoint import tokenizer_of
 from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 from tests import tiny
 from tests.engine.test_llm import model, write_model

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.arrays import address, aligned, held, release
+from ridgeline.backends.arrays import address, aligned, memory_use, release
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers, HiddenRows
 from ridgeline.backends.cpu.kernels.argmax import DRAWN, GREEDY, BoundPruning
@@ -151,19 +151,20 @@ class CpuRunner:
         """Return what every array takes, and by how much the process grew for the kernels."""
         weights, grown_bytes = self.weights, self._kernels.grown_bytes
         packed, made = weights.packed().items(), weights.made().items()
-        by_name = {f"weights.{k}": held(v, is_mapped=weights.is_mapped) for k, v in packed}
-        by_name |= {f"weights.{k}": held(v) for k, v in made}
-        by_name |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
+        by_name = {f"weights.{k}": memory_use(v, is_mapped=weights.is_mapped) for k, v in packed}
+        by_name |= {f"weights.{k}": memory_use(v) for k, v in made}
+        by_name |= {name: memory_use(arrays) for name, arrays in self._buffers.arrays().items()}
         if self._embed_norm is not None:
-            by_name["weights.embed_norm"] = held(self._embed_norm.arrays)
+            by_name["weights.embed_norm"] = memory_use(self._embed_norm.arrays)
         if self._scorer:
-            by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
-        by_name |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
-        by_name["recurrent_states"] = held([self._slots.states])
+            by_name[f"weights.{self._scorer[0].part}"] = memory_use(self._scorer[0].arrays)
+        by_name["scratch.draws"] = memory_use(self._draws.arrays)
+        by_name["states"] = memory_use([self._states.array])
+        by_name["recurrent_states"] = memory_use([self._slots.states])
         if self._inputs is not None:
-            by_name["weights.inputs_table"] = held([self._inputs.stored], is_mapped=True)
+            by_name["weights.inputs_table"] = memory_use([self._inputs.stored], is_mapped=True)
         if adapters := list(self._adapters.values()):
-            by_name["adapters"] = held(array for one in adapters for array in one.arrays)
+            by_name["adapters"] = memory_use(array for one in adapters for array in one.arrays)
         return by_name | {"kernels": MemoryUse(grown_bytes, grown_bytes)}
 
     def cache_memory(self) -> CacheMemory:

@@ -27,26 +27,26 @@ class Card(NamedTuple):
 
 def lines() -> Iterator[tuple[str, str]]:
     """Yield what there is to compute on, name and text; nothing where there is no GPU."""
-    cards = found()
-    if not cards:
+    gpus = found()
+    if not gpus:
         return
     known = facts()
     newest = f", CUDA {dotted(known.driver)}" if known.driver else ""
-    for card in cards:
-        sizes = f"{gib(card.free_bytes)} usable of {gib(card.total_bytes)}"
-        yield "gpu", f"{card.name}, {sizes}, driver {card.driver}{newest}"
+    for gpu in gpus:
+        sizes = f"{gib(gpu.free_bytes)} usable of {gib(gpu.total_bytes)}"
+        yield "gpu", f"{gpu.name}, {sizes}, driver {gpu.driver}{newest}"
     yield "torch", what_is_missing(known) or f"{known.torch}, triton {version('triton')}"
 
 
 def problems() -> Iterator[str]:
     """Yield what keeps the GPUs from being used well, and what to do about it."""
-    cards = found()
-    if cards and (why := what_is_missing(facts())):
+    gpus = found()
+    if gpus and (why := what_is_missing(facts())):
         yield f"the GPU cannot be used: {why}"
-    for card in cards:
-        if not card.is_persistent:
+    for gpu in gpus:
+        if not gpu.is_persistent:
             yield (
-                f"{card.name}: persistence mode is off, so each start waits for the driver: "
+                f"{gpu.name}: persistence mode is off, so each start waits for the driver: "
                 f"nvidia-smi -pm 1, as root"
             )
     others = _ask("--query-compute-apps=pid,used_memory")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ridgeline.backends.arrays import held
+from ridgeline.backends.arrays import memory_use
 from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.layer_spec import runs_ahead
 from ridgeline.backends.cuda.model.adapters import AdaptedRows, LoadedAdapter, load_adapter
@@ -368,7 +368,7 @@ class CudaRunner:
         ]  # fmt: skip
         if adapters := list(self._adapters.values()):
             parts["adapters"] = [part for one in adapters for part in (one.values, one.words)]
-        by_name = {name: self._held(arrays) for name, arrays in parts.items()}
+        by_name = {name: self._memory_use(arrays) for name, arrays in parts.items()}
         if self.device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info()
             by_name |= rest_of_device(
@@ -378,14 +378,14 @@ class CudaRunner:
                 torch.cuda.memory_reserved(),
                 total_bytes - free_bytes,
             )
-        by_name["states"] = held([self._states.array])
+        by_name["states"] = memory_use([self._states.array])
         if self._scorer:
-            by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
+            by_name[f"weights.{self._scorer[0].part}"] = memory_use(self._scorer[0].arrays)
         return by_name
 
-    def _held(self, tensors: Sequence[torch.Tensor]) -> MemoryUse:
+    def _memory_use(self, tensors: Sequence[torch.Tensor]) -> MemoryUse:
         if self.device.type == "cpu":
-            return held(tensor.view(torch.uint8).numpy() for tensor in tensors if tensor.numel())
+            return memory_use(one.view(torch.uint8).numpy() for one in tensors if one.numel())
         places = {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors}
         size = sum(num_bytes for _, num_bytes in places)
         return MemoryUse(size, size, device=str(self.device))

@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.arrays import held, release
+from ridgeline.backends.arrays import memory_use, release
 from ridgeline.backends.hidden_state_cache import HiddenStateCache
 from ridgeline.backends.inputs import FirstInputs, biases_by_distance
 from ridgeline.backends.interface import CacheMemory, Counters, MemoryUse, Setup, Traffic
@@ -161,26 +161,26 @@ class ReferenceRunner:
         vectors = [array for layer in arrays for array in layer["norms"]]
         of_inputs = [] if self._inputs is None else self._inputs.arrays
         by_name = {
-            "weights.embedding": held([self._embed, *positions, *of_inputs]),
-            "weights.attention": held(a for layer in arrays for a in layer["attention"]),
-            "weights.mlp": held(a for layer in arrays for a in layer["mlp"]),
-            "weights.norms": held([*vectors, *(a for a in outer if a is not None)]),
-            "weights.rope": held(
+            "weights.embedding": memory_use([self._embed, *positions, *of_inputs]),
+            "weights.attention": memory_use(a for layer in arrays for a in layer["attention"]),
+            "weights.mlp": memory_use(a for layer in arrays for a in layer["mlp"]),
+            "weights.norms": memory_use([*vectors, *(a for a in outer if a is not None)]),
+            "weights.rope": memory_use(
                 [*(table for both in self._ropes.values() for table in both), *self._biases]
             ),
-            "kv_cache": held([self.cache.blocks]),
-            "states": held([self._states.array]),
-            "recurrent_states": held(self._recurrent.arrays()),
+            "kv_cache": memory_use([self.cache.blocks]),
+            "states": memory_use([self._states.array]),
+            "recurrent_states": memory_use(self._recurrent.arrays()),
         }
         if self._scorer:
-            by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
+            by_name[f"weights.{self._scorer[0].part}"] = memory_use(self._scorer[0].arrays)
         if self._inputs is not None:
-            by_name["weights.inputs"] = held([self._inputs.table], is_mapped=True)
+            by_name["weights.inputs"] = memory_use([self._inputs.table], is_mapped=True)
         if self._head is not self._embed:
-            by_name["weights.head"] = held([self._head])
+            by_name["weights.head"] = memory_use([self._head])
         if adapters := list(self._adapters.values()):
             parts = [part for weights in adapters for part in weights.parts.values()]
-            by_name["adapters"] = held(array for part in parts for array in (part.a, part.b))
+            by_name["adapters"] = memory_use(array for part in parts for array in (part.a, part.b))
         return by_name
 
     def cache_memory(self) -> CacheMemory:

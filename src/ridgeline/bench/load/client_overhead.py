@@ -17,7 +17,7 @@ from typing import Any
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.foresight.trace import read_trace
 
-# Of --edge, which names what ``read_edge`` reads.
+# Of --edge, which names what ``read_client_overhead`` reads.
 EDGE_HELP = (
     "A bench serve result and that server's trace: adds the time outside the engine; repeatable."
 )
@@ -47,7 +47,7 @@ class ClientOverhead:
         return {"base_ms": round(1e3 * self.base_s, 3), "per_prompt_token_us": per_token_us}
 
 
-def read_edge(pairs: Sequence[str]) -> ClientOverhead:
+def read_client_overhead(pairs: Sequence[str]) -> ClientOverhead:
     """Fit the edge to runs, each named as ``RESULT,TRACE``.
 
     Runs with prompts of one length say nothing of what a token costs: then it is all of each

@@ -73,7 +73,7 @@ class Scenario:
         kills_per_minute: how many of them end in a minute, or which part of them such as ``10%``,
             without notice; each has another one like it ``back_after_s`` seconds later.
         drafts: what is guessed, as in ``4:0.6``; empty for no speculation.
-        edge: what clients wait for besides the engine, if that was measured.
+        client_overhead: what clients wait for besides the engine, if that was measured.
         answer_tokens: lengths of answers that end by themselves, as ``prompt_tokens``: clients and
             scheduler know only what the load allows. None for answers as long as that.
         calibration: which one is the model of time, where several are kept: "measured", "served",
@@ -92,7 +92,7 @@ class Scenario:
     kills_per_minute: str = "0"
     back_after_s: float = 10.0
     drafts: str = ""
-    edge: ClientOverhead | None = None
+    client_overhead: ClientOverhead | None = None
     answer_tokens: str | None = None
     calibration: str = "newest"
     plan_flags: PlanFlags = field(default_factory=PlanFlags)
@@ -150,7 +150,7 @@ class Simulator:
             router=scenario.router,
             drafts=parse_drafts(scenario.drafts) if scenario.drafts else None,
             kills=_kills(scenario, load),
-            edge=scenario.edge,
+            client_overhead=scenario.client_overhead,
         )
         return PreparedRun(case, engine, planned, num_left_out)
 
@@ -344,7 +344,7 @@ def predict(made: PreparedRun, summary: Mapping[str, Any]) -> dict[str, Any]:
         "speed": calibration and round(1 / calibration.interval().middle, 3),
         "step_error": calibration and calibration.step_error,
         "also_kept": [_beside(one, engine) for one in engine.others],
-        "edge": made.case.edge and made.case.edge.as_dict(),
+        "edge": made.case.client_overhead and made.case.client_overhead.as_dict(),
         "device": engine.replica and _device(engine.replica, made.case.settings),
     }
 
@@ -378,7 +378,7 @@ def lines(
     """Return what is said of a prediction below the block."""
     fleet = summary.get("fleet")
     ends = prediction["output_tokens_per_s_interval"]
-    at, edge = prediction["calibrated_at"], prediction["edge"]
+    at, overhead = prediction["calibrated_at"], prediction["edge"]
     utilisation = prediction["utilisation"]
     device = prediction["device"]
     return {
@@ -396,8 +396,8 @@ def lines(
         "Share of what can be served": "unknown" if utilisation is None else f"{utilisation:.0%}",
         **({"Prompt tokens found in a cache": f"{fleet['share_cached']:.1%}"} if fleet else {}),
         **(_of_kills(fleet) if fleet and made.case.kills else {}),
-        **({"Edge of the server (ms)": edge["base_ms"]} if edge else {}),
-        **({"Edge, each prompt token (us)": edge["per_prompt_token_us"]} if edge else {}),
+        **({"Edge of the server (ms)": overhead["base_ms"]} if overhead else {}),
+        **({"Edge, each prompt token (us)": overhead["per_prompt_token_us"]} if overhead else {}),
     }
 
 
@@ -425,7 +425,7 @@ def warnings(model: str, made: PreparedRun, prediction: Mapping[str, Any]) -> li
             utilisation > CROWDED and made.case.concurrency is None
         ),
         "the client's side is not in these numbers: HTTP, templates, tokenising (--edge)": (
-            made.case.edge is None
+            made.case.client_overhead is None
         ),
         "guessing takes no time and no memory in these numbers, as looking tokens up takes next to "
         "none: steps and weights of a smaller model that guesses are not counted": (

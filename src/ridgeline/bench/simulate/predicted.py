@@ -39,7 +39,7 @@ class SimulatedRun:
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
         drafts: what each engine guesses; None for no speculation.
         kills: which of several engines end, and when; what they have goes on elsewhere.
-        edge: what clients wait for besides the engine; None if that is not known.
+        client_overhead: what clients wait for besides the engine; None if that is not known.
     """
 
     warmups: tuple[SimRequest, ...]
@@ -52,7 +52,7 @@ class SimulatedRun:
     router: str = "least-tokens"
     drafts: Drafts | None = None
     kills: tuple[Evict, ...] = ()
-    edge: ClientOverhead | None = None
+    client_overhead: ClientOverhead | None = None
 
     def records(self) -> list[Record]:
         """Simulate it on one engine."""
@@ -68,10 +68,10 @@ class SimulatedRun:
 
     def _turnaround_s(self) -> float:
         """Return how long a client of a closed loop takes from one request to the next."""
-        if self.edge is None:
+        if self.client_overhead is None:
             return 0.0
         num_tokens = sum(len(asked.prompt) for asked in self.load)
-        return self.edge.seconds(num_tokens / len(self.load))
+        return self.client_overhead.seconds(num_tokens / len(self.load))
 
     def slower(self, factor: float) -> SimulatedRun:
         """Return the same on a machine on which all takes ``factor`` times as long."""
@@ -117,8 +117,8 @@ class SimulatedRun:
         return self._with_refused(outcomes)
 
     def _with_refused(self, outcomes: list[Outcome]) -> list[Outcome]:
-        if self.edge is not None:
-            outcomes = [self.edge.seen(outcome) for outcome in outcomes]
+        if self.client_overhead is not None:
+            outcomes = [self.client_overhead.seen(outcome) for outcome in outcomes]
         outcomes += [Outcome(i, None, 0.0, 0.0, error=why) for i, why in self.refused.items()]
         return sorted(outcomes, key=lambda outcome: outcome.index)
 

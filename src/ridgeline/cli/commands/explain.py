@@ -31,7 +31,7 @@ from ridgeline.foresight.explain_report import (
     sentences,
     timeline,
 )
-from ridgeline.foresight.suggestions import MOST_TOKENS, Advice, would_help
+from ridgeline.foresight.suggestions import MOST_TOKENS, Suggestions, would_help
 from ridgeline.foresight.trace import Json, Recorded, read_trace
 from ridgeline.system.machine import write_text
 from ridgeline.system.terminal import console, table_of_numbers
@@ -156,16 +156,16 @@ def _write_timeline(
     write_text(file, as_file(events))
 
 
-def _print(explanation: Explanation, advice: Advice, format: OutputFormat) -> None:
+def _print(explanation: Explanation, suggestions: Suggestions, format: OutputFormat) -> None:
     if format is OutputFormat.JSON:
-        print(json.dumps(as_dict(explanation, *advice)))
+        print(json.dumps(as_dict(explanation, *suggestions)))
     elif format is OutputFormat.MARKDOWN:
-        print(markdown(explanation, *advice))
+        print(markdown(explanation, *suggestions))
     else:
-        _print_text(explanation, advice)
+        _print_text(explanation, suggestions)
 
 
-def _print_text(explanation: Explanation, advice: Advice) -> None:
+def _print_text(explanation: Explanation, suggestions: Suggestions) -> None:
     out = console(100, markup=True)
     out.print(" ".join(sentences(explanation)))
     out.print()
@@ -174,7 +174,7 @@ def _print_text(explanation: Explanation, advice: Advice) -> None:
         table.add_row(*row)
     table.add_row("all", seconds(explanation.duration_ns), "100.0%", style="bold")
     out.print(table)
-    for heading, points in paragraphs(*advice):
+    for heading, points in paragraphs(*suggestions):
         out.print(f"\n{heading}")
         for point in points:
             out.print(Padding(f"- {point}", (0, 0, 0, 2)))

@@ -38,8 +38,8 @@ from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
 from ridgeline.planner.needs import Needs, needs_of_file
 from ridgeline.system.report import decimal_size
 from ridgeline.system.terminal import console, table_of
+from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 from ridgeline.text.grammar.export import export_tokenizer
-from ridgeline.text.of_checkpoint import tokenizer_of
 
 MODEL_HELP = (
     "A short name, a .gguf file, a directory, owner/name on the Hugging Face hub (perhaps "

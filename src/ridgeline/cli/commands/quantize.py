@@ -21,7 +21,7 @@ from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.model.files.gguf.parts import part_paths
 from ridgeline.system.machine import usable_cpus
 from ridgeline.system.terminal import console, table_of
-from ridgeline.text.of_checkpoint import tokenizer_of
+from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 
 _TARGETS = (*TARGETS, gptq.TARGET)
 _WINDOW = 512

@@ -27,7 +27,7 @@ from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay import CONTRADICTIONS, replay
 from ridgeline.foresight.simulator.replay_times import ReplayResult, settings_of
 from ridgeline.foresight.step_time.calibration import Calibration
-from ridgeline.foresight.step_time.features import Reach, StepTime, in_words, reach_of, reach_of_run
+from ridgeline.foresight.step_time.features import Reach, StepTime, as_text, reach_of, reach_of_run
 from ridgeline.foresight.structure import to_json
 from ridgeline.foresight.suggestions import DRAFTS_WARNING, Served, served_again
 from ridgeline.foresight.trace import Json, read_whole, request_of, step_of
@@ -316,7 +316,7 @@ def _print_trust(console: Console, document: dict[str, Any]) -> None:
         )
     if beyond := prediction["beyond"]:
         most, fitted = prediction["steps_up_to"], prediction["fitted_up_to"]
-        found = in_words({name: (most[name], fitted[name]) for name in beyond})
+        found = as_text({name: (most[name], fitted[name]) for name in beyond})
         console.print(
             f"[yellow]Outside of what was measured[/]: steps have {found}. Nothing says how long "
             "such steps take,"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ridgeline.bench.load.client_overhead import EDGE_HELP, read_edge
+from ridgeline.bench.load.client_overhead import EDGE_HELP, read_client_overhead
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.simulate.engines import check_options
 from ridgeline.bench.simulate.main import Scenario, check_fleet, like, simulate_load
@@ -239,7 +239,7 @@ def _scenario(
         kills_per_minute=asked.kills_per_minute,
         back_after_s=asked.back_after,
         drafts=asked.drafts,
-        edge=read_edge(asked.edge) if asked.edge else None,
+        client_overhead=read_client_overhead(asked.edge) if asked.edge else None,
         calibration=asked.calibration,
         plan_flags=plan_flags,
     )

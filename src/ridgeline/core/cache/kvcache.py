@@ -17,7 +17,7 @@ from hashlib import blake2b
 from itertools import zip_longest
 from weakref import WeakValueDictionary
 
-from ridgeline.core.cache.states import StateSlots
+from ridgeline.core.cache.state_slots import StateSlots
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Content, Sequence
 from ridgeline.core.step import Work

@@ -24,7 +24,7 @@ from ridgeline.model.files.gguf.write import stored
 from ridgeline.model.files.lossy import as_gguf, numbered, numbers_of
 from ridgeline.model.files.safetensors_dir import read_stored
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor
-from ridgeline.text.of_checkpoint import tokenizer_of
+from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 from ridgeline.text.tokenizers.gguf_keys import gguf_vocabulary
 from ridgeline.text.tokenizers.tokenizer import Tokenizer, read_spec
 

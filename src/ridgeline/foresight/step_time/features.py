@@ -216,7 +216,7 @@ def reach_of_run(records: Iterable[Record]) -> Reach | None:
     return reach_of(of_record(record) for record in records if isinstance(record, StepRecord))
 
 
-def in_words(excess: dict[str, tuple[int, int]]) -> str:
+def as_text(excess: dict[str, tuple[int, int]]) -> str:
     """Return what ``Reach.exceeds`` found: "up to 8 sequences (measured: 4)"."""
     nouns = {"num_tokens": "tokens", "num_seqs": "sequences", "num_rows": "rows of logits"}
     found = [

@@ -30,7 +30,7 @@ _ANY_ROOM = 1 << 62
 
 
 @contextmanager
-def outline(name: HubName) -> Iterator[Path]:
+def fetch_metadata(name: HubName) -> Iterator[Path]:
     """Fetch a model's outline for as long as the block runs; its .gguf file, or its directory.
 
     Raises ValueError as ``repos.fetch`` does, or if a header is damaged. Without files of weights

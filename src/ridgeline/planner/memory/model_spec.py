@@ -150,7 +150,7 @@ def read_model_spec(model: str | Path | Mapping[str, Any], stores: ModelStores) 
 def _of_the_hub(model: str) -> ModelSpec:
     """Return a model that is not here, from its outline. Raises ValueError if that is not there."""
     from ridgeline.model.hub.remote_metadata import (
-        outline,  # here: a plan of a file needs no network
+        fetch_metadata,  # here: a plan of a file needs no network
     )
 
     names = () if packaged(model) else hub_names(model)
@@ -158,7 +158,7 @@ def _of_the_hub(model: str) -> ModelSpec:
         raise ValueError(f"{model!r} is not on this machine: run `ridgeline pull {model}` first")
     name = names[0]
     try:
-        with outline(name) as path:
+        with fetch_metadata(name) as path:
             if path.is_dir() and not any(path.glob("*.safetensors")):
                 return _of_json(path / "config.json", name=model)
             return _of_files(path, model)

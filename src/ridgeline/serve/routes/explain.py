@@ -52,7 +52,7 @@ def _answer(trace_buffer: TraceBuffer, name: str, tenant: str, form: str) -> Res
     explanation, beside = trace_buffer.explain(name, tenant)
     if form == "svg":
         return Response(explain_svg(explanation), media_type="image/svg+xml")
-    advice = would_help(explanation, beside)
+    shown = explanation, *would_help(explanation, beside)
     if form == "markdown":
-        return Response(markdown(explanation, *advice), media_type="text/markdown; charset=utf-8")
-    return JSONResponse(as_dict(explanation, *advice))
+        return Response(markdown(*shown), media_type="text/markdown; charset=utf-8")
+    return JSONResponse(as_dict(*shown))

@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ridgeline.system.machine import allocated_bytes
-from ridgeline.text import limited
+from ridgeline.text import process_limits as limits
 from ridgeline.text.json_schema import ANY_OBJECT, SchemaError, written
 
 _MAX_PROCESS_BYTES = 3 << 29  # the library, the vocabulary, and 1 GiB
@@ -58,24 +58,24 @@ class Vocabulary:
 
 def main() -> None:
     """Take the vocabulary, say that all is ready, and compile once for each further line."""
-    limited.begin(_MAX_PROCESS_BYTES)
+    limits.begin(_MAX_PROCESS_BYTES)
     threading.stack_size(_STACK_BYTES)
-    lines = limited.lines()
+    lines = limits.lines()
     told = json.loads(next(lines))
     tokens = [b64decode(token) for token in told["tokens"]]
     vocabulary = Vocabulary(tokens, told["special_ids"], told["eos_ids"][0])
     wrapper = TokenizerWrapper(vocabulary)
     tokenizer = LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=told["eos_ids"])
     vocabulary.encode = tokenizer.greedy_tokenize  # near enough to see whether anything may follow
-    limited.answer({})
+    limits.answer({})
     for line in lines:
         asked = json.loads(line)
-        limited.bound_cpu(asked["limit_s"])
+        limits.bound_cpu(asked["limit_s"])
         answer: dict[str, Any] = {}
         worker = threading.Thread(target=_compile, args=(tokenizer, asked, answer))
         worker.start()
         worker.join()
-        limited.answer(answer)
+        limits.answer(answer)
 
 
 def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ridgeline.text import limited
+from ridgeline.text import process_limits as limits
 
 _MAX_PROCESS_BYTES = 1 << 30
 _MAX_RENDERED_CHARS = 1 << 24
@@ -27,14 +27,14 @@ _MAX_RENDERED_CHARS = 1 << 24
 
 def main() -> None:
     """Take the template's source, say that all is ready, and render once for each further line."""
-    limited.begin(_MAX_PROCESS_BYTES)
-    questions = limited.lines()
+    limits.begin(_MAX_PROCESS_BYTES)
+    questions = limits.lines()
     source = json.loads(next(questions))
     compiled: jinja2.Template | None = None
-    limited.answer({})
+    limits.answer({})
     for line in questions:
         question = json.loads(line)
-        limited.bound_cpu(question["limit_s"])
+        limits.bound_cpu(question["limit_s"])
         try:
             compiled = compiled or _environment().from_string(source)
             now = datetime.fromisoformat(question["now"]).replace(tzinfo=None)
@@ -43,7 +43,7 @@ def main() -> None:
         except Exception as error:  # foreign code may raise anything
             lines = (str(error) or type(error).__name__).splitlines()
             answer = {"error": lines[0]}
-        limited.answer(answer)
+        limits.answer(answer)
 
 
 def _render(template: jinja2.Template, context: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The program that tokenises where nothing bounds it otherwise: ``text.bounded`` runs it.
+"""The program that tokenises where nothing bounds it otherwise: ``tokenizers.cost_check`` runs it.
 
 A tokenizer.json is code from a model file: its normalizer may double a text forty times, a pattern
 of its pre-tokenizer may take hours. Reads lines of JSON, writes one for each.
@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-from ridgeline.text import limited
+from ridgeline.text import process_limits as limits
 from ridgeline.text.tokenizers.library import first_line, ids_of, new_library
 
 # Of memory, beyond what the process has before: what real ones take (docs/adr/0028), and a quarter.
@@ -22,15 +22,15 @@ _MAX_BUILDING_CPU_S, _MAX_TEXT_CPU_S = 10.0, 6.0
 
 def main() -> None:
     """Take a tokenizer's parts, say that they are there, and answer each text with its ids."""
-    limited.begin()
-    limited.bound_cpu(_MAX_BUILDING_CPU_S)
-    lines = limited.lines()
+    limits.begin()
+    limits.bound_cpu(_MAX_BUILDING_CPU_S)
+    lines = limits.lines()
     line = next(lines)
-    limited.bound_growth(_SPARE_BYTES + _BUILDING_TIMES * len(line))
+    limits.bound_growth(_SPARE_BYTES + _BUILDING_TIMES * len(line))
     parts, library = json.loads(line), None
     del line
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where the library writes of its panics
-    limited.answer({})
+    limits.answer({})
     for line in lines:
         answer: dict[str, Any]
         try:
@@ -38,12 +38,12 @@ def main() -> None:
                 library = new_library(*parts)
                 parts = None
             else:
-                limited.bound_cpu(_MAX_TEXT_CPU_S)
-            limited.bound_growth(min(_SPARE_BYTES + _TEXT_TIMES * len(line), _MOST_TEXT_BYTES))
+                limits.bound_cpu(_MAX_TEXT_CPU_S)
+            limits.bound_growth(min(_SPARE_BYTES + _TEXT_TIMES * len(line), _MOST_TEXT_BYTES))
             answer = {"ids": ids_of(library, json.loads(line))}
         except Exception as error:
             answer = {"error": first_line(error)}
-        limited.answer(answer)
+        limits.answer(answer)
 
 
 if __name__ == "__main__":

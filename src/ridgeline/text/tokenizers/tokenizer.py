@@ -31,7 +31,7 @@ from typing import Any
 
 from ridgeline.model.files.gguf.tokenizer import tokenizer_json
 from ridgeline.model.files.tensors import ModelFileError
-from ridgeline.text.bounded import Apart, is_bounded
+from ridgeline.text.tokenizers.cost_check import Apart, is_bounded
 from ridgeline.text.tokenizers.vocabulary import checked, ids_behind, reader
 
 _MOST_CHARS = 256  # of one; real ones have some 30

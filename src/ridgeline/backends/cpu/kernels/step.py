@@ -44,14 +44,14 @@ from ridgeline.backends.cpu.kernels.latent import COMPRESSED_NORM, expand_latent
 from ridgeline.backends.cpu.kernels.lora import adapter_barrier, shrink
 from ridgeline.backends.cpu.kernels.prefetch import prefetch_next_head
 from ridgeline.backends.cpu.kernels.records import scores, weighted_values
-from ridgeline.backends.cpu.kernels.row_parts import add, norm
-from ridgeline.backends.cpu.kernels.rows import ADD, COPY, GATE_ATTENDED, SCALE
-from ridgeline.backends.cpu.kernels.states import (
+from ridgeline.backends.cpu.kernels.recurrent_step import (
     made_to_activations,
     recur,
     share_of_projections,
     whole_projections,
 )
+from ridgeline.backends.cpu.kernels.row_parts import add, norm
+from ridgeline.backends.cpu.kernels.rows import ADD, COPY, GATE_ATTENDED, SCALE
 from ridgeline.backends.cpu.kernels.step_emitter import StepEmitter
 from ridgeline.backends.cpu.kernels.threads import BARRIER, STEP
 from ridgeline.backends.cpu.kernels.tile_attention import TILE_SCORES, TILE_VALUES

@@ -33,9 +33,8 @@ _WORKER, _RUN = Kernel("worker", ("args", "thread")), Kernel("run", ("args",))
 SYNC_BYTES = 384
 _ARRIVALS, _GENERATION, _SLEEPERS, _CALL, _CALL_SLEEPERS, _QUIT = range(0, SYNC_BYTES, 64)
 MOST_THREADS = (1 << 16) - 1  # the lower half of the call's word says how many take part
-ADAPTIVE_ROWS = (
-    16  # most rows of steps that ``AdaptiveThreads`` compares: above, threads seldom meet
-)
+# Most rows of steps that ``AdaptiveThreads`` compares: above, threads seldom meet.
+ADAPTIVE_ROWS = 16
 _SPINS = 2000  # pauses; some 50 microseconds
 _CALL_SPINS = 50_000  # between steps: Python needs a millisecond to prepare the next one
 _WINDOW, _IRREGULAR = 16, 1.5  # steps that are looked at; their mean over their least

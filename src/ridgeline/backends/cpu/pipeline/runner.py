@@ -121,18 +121,18 @@ class Stages:
                 if kind == "ready":
                     self._ready.put((stage, what))
                 elif kind == "failed":
-                    self._lose(f"{name} has failed: {what}")
+                    self._fail(f"{name} has failed: {what}")
                     return
                 elif stage + 1 < len(self._links):
                     self._links[stage + 1].send("rows", what, rows_of(body, what[2]))
                 else:
                     self._rows.put((what[0], what[1], rows_of(body, what[2])))
         except (EOFError, OSError, ValueError, TypeError, IndexError) as error:
-            self._lose(
+            self._fail(
                 f"{name} has ended" + (f": {error}" if isinstance(error, ValueError) else "")
             )
 
-    def _lose(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         if not self.lost and not self._is_closed:
             self.lost = f"{why}, and no step can run without it"
         self._rows.put(None)

@@ -14,8 +14,8 @@ from ridgeline.backends.cuda.kernels.products.grouped import grouped_product
 from ridgeline.backends.cuda.kernels.products.low_rank import add_low_rank
 from ridgeline.backends.cuda.kernels.products.packed import packed_product
 from ridgeline.backends.cuda.kernels.products.plain import product
+from ridgeline.backends.cuda.kernels.recurrent import convolve, remember, scan
 from ridgeline.backends.cuda.kernels.rope_and_cache import rope_and_cache
-from ridgeline.backends.cuda.kernels.states import convolve, remember, scan
 
 __all__ = [
     "add_low_rank",

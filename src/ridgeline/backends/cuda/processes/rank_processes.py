@@ -163,7 +163,7 @@ class Processes:
             self._check_alike(error)
             raise
         except BaseException:
-            self._lose("a step was interrupted")
+            self._fail("a step was interrupted")
             raise
         finally:
             self._running = 0
@@ -220,7 +220,7 @@ class Processes:
             self.raise_lost(error)
             failed = {said.pop(0).number for said in self._said.values()}
         if failed != {self._number} or len(set(self.progress.tolist())) > 1:
-            self._lose(f"the ranks failed at different places, and cannot go on: {error}")
+            self._fail(f"the ranks failed at different places, and cannot go on: {error}")
             self.raise_lost(error)
 
     # --- the thread ------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Processes:
             for rank in range(1, self.count):
                 self._start(rank, model, setup, ops)
         except OSError as error:
-            self._lose(f"a rank could not be started: {error}")
+            self._fail(f"a rank could not be started: {error}")
         with self._changed:
             self._is_started = True
             self._changed.notify_all()
@@ -257,13 +257,13 @@ class Processes:
                 message = found.recv()
             except (EOFError, OSError):
                 first = self._who_ended(rank)
-                self._lose(f"{self._name(first)} {self._end_of(first)}")
+                self._fail(f"{self._name(first)} {self._end_of(first)}")
                 return
             with self._changed:
                 self._said[rank].append(message)
                 self._changed.notify_all()
         if self._has_waited():
-            self._lose(f"{self._what_took_long()}: {self._who_stalls()} did not go on")
+            self._fail(f"{self._what_took_long()}: {self._who_stalls()} did not go on")
 
     def _has_waited(self) -> bool:
         """Whether a step takes too long, or loading stands still."""
@@ -279,7 +279,7 @@ class Processes:
             return f"loading has stood still for {LOADING_TIMEOUT_S:g} s"
         return f"a step has taken {self.step_timeout_s:g} s"
 
-    def _lose(self, line: str) -> None:
+    def _fail(self, line: str) -> None:
         """End all ranks, and wake those who wait for one."""
         for process in self._processes.values():
             process.kill()

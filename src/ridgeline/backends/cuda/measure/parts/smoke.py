@@ -28,7 +28,7 @@ from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import BackendContext
 from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.core.cache.states import StateSlots
+from ridgeline.core.cache.state_slots import StateSlots
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter

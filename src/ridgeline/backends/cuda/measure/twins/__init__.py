@@ -18,7 +18,7 @@ from ridgeline.backends.cuda.measure.twins.layers import (
     product,
     rope_and_cache,
 )
-from ridgeline.backends.cuda.measure.twins.states import convolve, remember, scan
+from ridgeline.backends.cuda.measure.twins.recurrent import convolve, remember, scan
 
 __all__ = [
     "add_low_rank",

@@ -18,7 +18,7 @@ from ridgeline.model.files.gguf.pre_tokenizers import SPLITS
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.system.process import BUSY_TIMES, Child, Overdue
 
-_PROGRAM = Path(__file__).parent / "tokenizers" / "process.py"
+_PROGRAM = Path(__file__).with_name("process.py")
 _MAX_BUILDING_S, _MAX_ENCODING_S = 10.0, 6.0  # of computing, as the process has it
 # How many characters of text one character may become: the most of what real ones do is some 60.
 _MOST_GROWTH = 256
