@@ -126,7 +126,7 @@ class AdmissionRound:
 
     def decide(
         self,
-        asked: Sequence[PromiseRequest],
+        requests: Sequence[PromiseRequest],
         refuse: Callable[[int, AdmissionVerdict], None] = lambda index, verdict: None,
     ) -> list[AdmissionVerdict | None]:
         """Return a verdict for each of these, in order; None where there was no time for one.
@@ -134,7 +134,7 @@ class AdmissionRound:
         All at once if all can be promised, else by halves: what is promised first, counts.
         ``refuse`` is called with each that is refused, by its index, as soon as that is known.
         """
-        names = self._names(asked, 0, refuse)
+        names = self._names(requests, 0, refuse)
         return [self._accepted(name) if isinstance(name, int) else name for name in names]
 
     def _accepted(self, name: int) -> AdmissionVerdict:
@@ -144,40 +144,40 @@ class AdmissionRound:
 
     def _names(
         self,
-        asked: Sequence[PromiseRequest],
+        requests: Sequence[PromiseRequest],
         at: int,
         refuse: Callable[[int, AdmissionVerdict], None],
     ) -> list[int | AdmissionVerdict | None]:
         """Return the names of those that are let in now, else as ``decide`` does."""
-        if not asked or not self._may_go_on():
-            return [None] * len(asked)
+        if not requests or not self._may_go_on():
+            return [None] * len(requests)
         first = max(self.promised, default=0) + 1
-        trial = dict(enumerate(asked, start=first))
-        seen = self._foresee(self.promised | trial, trial)
-        is_harmful = self._harms(seen, trial)
-        if not is_harmful and all(seen[name].outlook == "promised" for name in trial):
-            self._keep(trial, seen)
+        trial = dict(enumerate(requests, start=first))
+        verdicts = self._foresee(self.promised | trial, trial)
+        is_harmful = self._harms(verdicts, trial)
+        if not is_harmful and all(verdicts[name].outlook == "promised" for name in trial):
+            self._keep(trial, verdicts)
             return list(trial)
-        if len(asked) == 1:
-            if not is_harmful and seen[first].outlook == "unpromised":
-                self._keep({first: asked[0]._replace(is_protected=False)}, seen)
+        if len(requests) == 1:
+            if not is_harmful and verdicts[first].outlook == "unpromised":
+                self._keep({first: requests[0]._replace(is_protected=False)}, verdicts)
                 return [first]
-            verdict = seen[first]._replace(outlook="refused")
+            verdict = verdicts[first]._replace(outlook="refused")
             refuse(at, verdict)
             return [verdict]
-        half = len(asked) // 2
-        before = self._names(asked[:half], at, refuse)
-        return [*before, *self._names(asked[half:], at + half, refuse)]
+        half = len(requests) // 2
+        before = self._names(requests[:half], at, refuse)
+        return [*before, *self._names(requests[half:], at + half, refuse)]
 
     def num_may_enter(self, queued: Sequence[RequestSnapshot]) -> int:
         """Return how many that have no deadline may come in now, and break no promise."""
-        if not any(asked.is_protected for asked in self.promised.values()):
+        if not any(request.is_protected for request in self.promised.values()):
             return len(queued)
         num = len(queued)
         while num and self._may_go_on():
-            seen = self._foresee(self.promised, queued=queued[:num])
-            if not self._harms(seen):
-                self._verdicts = seen
+            verdicts = self._foresee(self.promised, queued=queued[:num])
+            if not self._harms(verdicts):
+                self._verdicts = verdicts
                 return num
             num //= 4
         return 0
@@ -199,7 +199,7 @@ class AdmissionRound:
 
     def _harms(
         self,
-        seen: Mapping[int, AdmissionVerdict],
+        verdicts: dict[int, AdmissionVerdict],
         trial: Mapping[int, PromiseRequest] | None = None,
     ) -> bool:
         """Whether a kept promise becomes endangered, or one that may fail becomes more so.
@@ -208,31 +208,31 @@ class AdmissionRound:
         """
         beyond = self._beyond(trial or {})
         for name, old in self._verdicts.items():
-            asked, new = self.promised[name], seen[name]
-            if asked.owner in beyond or not asked.is_protected:
+            one, new = self.promised[name], verdicts[name]
+            if one.owner in beyond or not one.is_protected:
                 continue
             if old.outlook == "promised":
                 if new.outlook != "promised":
                     return True
-            elif old.outlook == "unpromised" and _is_pressed(new.foreseen, old.foreseen, asked.due):
+            elif old.outlook == "unpromised" and _is_pressed(new.foreseen, old.foreseen, one.due):
                 return True
         return False
 
     def _beyond(self, trial: Mapping[int, PromiseRequest]) -> set[str]:
         """Return the owners of more such sequences than their share; none on trial is one."""
         wanted = Counter[str]()
-        for asked in (*self.promised.values(), *trial.values()):
-            wanted[asked.owner] += asked.num_seqs * asked.is_protected
+        for request in (*self.promised.values(), *trial.values()):
+            wanted[request.owner] += request.num_seqs * request.is_protected
         share = fair_share(wanted.values(), self.state.settings.max_num_seqs)
-        asking = {asked.owner for asked in trial.values()}
+        asking = {request.owner for request in trial.values()}
         return {owner for owner in wanted.keys() - asking if asking and wanted[owner] > share}
 
     def _keep(
-        self, newly_promised: Mapping[int, PromiseRequest], seen: Mapping[int, AdmissionVerdict]
+        self, newly_promised: Mapping[int, PromiseRequest], verdicts: dict[int, AdmissionVerdict]
     ) -> None:
         self.promised |= newly_promised
         self.coming += self._entering(newly_promised)
-        self._verdicts = seen
+        self._verdicts = verdicts
 
     def _foresee(
         self,
@@ -242,8 +242,8 @@ class AdmissionRound:
     ) -> dict[int, AdmissionVerdict]:
         """Foresee all that is promised, with those on trial as well."""
         self._num_left -= 1
-        numbers = [one.number for asked in promised.values() for one in asked.snapshots]
-        last_s = max((s for asked in promised.values() for s in asked.due if s < inf), default=0.0)
+        numbers = [one.number for request in promised.values() for one in request.snapshots]
+        last_s = max((s for one in promised.values() for s in one.due if s < inf), default=0.0)
         within_s = _PATIENCE * last_s
         forecasts = self.forecaster(
             self.state,
@@ -254,22 +254,22 @@ class AdmissionRound:
             under_way_s=self.under_way_s,
             within_s=within_s,
         )
-        return {name: self._verdict(asked, forecasts) for name, asked in promised.items()}
+        return {name: self._verdict(request, forecasts) for name, request in promised.items()}
 
     def _entering(
-        self, asked: Mapping[int, PromiseRequest]
+        self, requests: Mapping[int, PromiseRequest]
     ) -> tuple[tuple[float, RequestSnapshot], ...]:
-        return tuple((self.lag_s, one) for each in asked.values() for one in each.snapshots)
+        return tuple((self.lag_s, one) for each in requests.values() for one in each.snapshots)
 
     def _verdict(
-        self, asked: PromiseRequest, forecasts: Mapping[int, PredictedTimes]
+        self, request: PromiseRequest, forecasts: Mapping[int, PredictedTimes]
     ) -> AdmissionVerdict:
-        each = [forecasts[snapshot.number] for snapshot in asked.snapshots]
+        each = [forecasts[snapshot.number] for snapshot in request.snapshots]
         foreseen = PredictedTimes(max(one.first_s for one in each), max(one.end_s for one in each))
         stretched = PredictedTimes(*(self.margin * seconds for seconds in foreseen))
         outlook: Outlook = "refused"
-        if _is_in_time(foreseen, asked.due):
-            outlook = "promised" if _is_in_time(stretched, asked.due) else "unpromised"
+        if _is_in_time(foreseen, request.due):
+            outlook = "promised" if _is_in_time(stretched, request.due) else "unpromised"
         return AdmissionVerdict(outlook, foreseen, stretched)
 
 
