@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+from pydantic import TypeAdapter
 
 from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
@@ -274,6 +275,11 @@ def serving(
                 served.loop.call_soon_threadsafe(served.running.stop)
             served.thread.join(PATIENCE_S)
         assert not served.thread.is_alive()
+
+
+def check_shape(kind: Any, answer: Any) -> None:
+    """Raise ValueError unless an answer has the shape that the OpenAPI document says of it."""
+    TypeAdapter(kind).validate_python(answer, strict=True)
 
 
 def hold(served: Served, after: int, pace_s: float = 0.0) -> threading.Event:

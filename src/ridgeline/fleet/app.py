@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,7 @@ class Router:
         except (ValueError, OSError, KeyError):
             return None
 
-    def tags(self) -> list[dict[str, Any]]:
+    def tags(self) -> list[Mapping[str, Any]]:
         """Return all models, and their further names, as Ollama lists them."""
         names = {name: name for name in self.catalogue.models()}
         names |= {name: self.chosen(name)[0] for name in self.names_of_aliases()}
@@ -150,9 +150,9 @@ class Router:
                 )
         return entries
 
-    def loaded(self) -> list[dict[str, Any]]:
+    def loaded(self) -> list[Mapping[str, Any]]:
         """Return the models that are loaded, as Ollama lists them."""
-        entries = []
+        entries: list[Mapping[str, Any]] = []
         for replica_set in tuple(self.pool.replica_sets.values()):
             max_model_len = replica_set.max_model_len
             if max_model_len and (summary := self.summary(replica_set.name)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -57,12 +57,12 @@ def add_triton(
     add_refusals(app)
 
     @app.get("/v2")
-    async def server() -> dict[str, Any]:
+    async def server() -> Mapping[str, Any]:
         """Say what this server is."""
         return server_metadata()
 
     @app.post("/v2/repository/index")
-    async def index() -> list[dict[str, str]]:
+    async def index() -> list[Mapping[str, Any]]:
         """List all models: each is ready, since it is loaded when it is first asked for."""
         return [entry(one["id"]) for one in models.listing(False)]
 

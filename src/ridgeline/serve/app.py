@@ -22,24 +22,23 @@ from ridgeline.serve.answer.protocol import (
     TokenizeRequest,
 )
 from ridgeline.serve.answer.reply import STREAMED
-from ridgeline.serve.dialects.anthropic.documented import (
-    MESSAGE_ERRORS,
-    MESSAGE_EVENTS,
-    MessageObject,
-)
+from ridgeline.serve.answer.schemas import ERRORS, ChatCompletion, Completion, documented
 from ridgeline.serve.dialects.anthropic.protocol import CountTokensRequest, MessagesRequest
 from ridgeline.serve.dialects.anthropic.request import ANTHROPIC
 from ridgeline.serve.dialects.anthropic.request import chat_request as anthropic_request
 from ridgeline.serve.dialects.anthropic.response import AnthropicWriter
-from ridgeline.serve.dialects.documented import documented
+from ridgeline.serve.dialects.anthropic.schemas import (
+    MESSAGE_ERRORS,
+    MESSAGE_EVENTS,
+    MessageObject,
+)
 from ridgeline.serve.dialects.llamacpp.routes import add_llamacpp
 from ridgeline.serve.dialects.ollama.routes import add_ollama
-from ridgeline.serve.dialects.openai.documented import ERRORS, ChatCompletion, Completion
 from ridgeline.serve.dialects.openai.embeddings import add_embeddings
-from ridgeline.serve.dialects.responses.documented import RESPONSE_EVENTS, ResponseObject
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.dialects.responses.request import RESPONSES, chat_request
 from ridgeline.serve.dialects.responses.response import ResponsesWriter
+from ridgeline.serve.dialects.responses.schemas import RESPONSE_EVENTS, ResponseObject
 from ridgeline.serve.dialects.triton.routes import add_triton
 from ridgeline.serve.http.errors import LEAVING, STOPPING, ApiError, add_errors
 from ridgeline.serve.http.request_body import BodyRoute

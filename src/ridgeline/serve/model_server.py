@@ -46,7 +46,7 @@ from ridgeline.serve.http.request_body import CAPPED, contradiction, note_ignore
 from ridgeline.serve.observe.live import Live
 from ridgeline.serve.observe.metrics import Metrics
 from ridgeline.serve.observe.spans import emit, parent_of
-from ridgeline.serve.observe.statistics import Statistics
+from ridgeline.serve.observe.statistics import OneModelStatistics, Statistics
 from ridgeline.serve.observe.trace_buffer import TraceBuffer
 from ridgeline.serve.prepare import Ids, Prepared, Preparer
 from ridgeline.serve.sleep_state import SleepState
@@ -252,7 +252,7 @@ class ModelServer:
         except ValueError:
             return None
 
-    def statistics_of(self, name: str, version: str) -> dict[str, Any]:
+    def statistics_of(self, name: str, version: str) -> OneModelStatistics:
         """Return what Triton's statistics say of the model or an adapter that a name means."""
         adapter = self._adapter(name)
         digest = self.loras.digest_of(adapter).hex() if adapter else ""

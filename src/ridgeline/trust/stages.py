@@ -17,8 +17,8 @@ from fastapi import FastAPI, Request
 from ridgeline.engine.llm import LLM
 from ridgeline.engine.setup.home import default_home
 from ridgeline.serve.answer.response_builder import ResponseBuilder
+from ridgeline.serve.answer.schemas import ERRORS
 from ridgeline.serve.answer.stages import AnswerRow
-from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.engine.request_stream import Hold, StreamCaller
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.keys import Keys

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.serve.dialects.openai.documented import ChatCompletion, Completion
+from ridgeline.serve.answer.schemas import ChatCompletion, Completion
 from tests.engine.test_llm import HELLO
-from tests.serve.serving import Served, serving
+from tests.serve.serving import Served, check_shape, serving
 from tests.waiting import PATIENCE_S, eventually
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -366,13 +366,21 @@ def test_what_is_no_request(
     assert not any(leak in text for leak in ("Traceback", "/src/", ".py", "0x"))
 
 
-@pytest.mark.parametrize("more", [{}, {"include_timings": True, "n": 2, "stop": ["a", "e"]}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"include_timings": True, "n": 2, "stop": ["a", "e"]},
+        {"include_timings": True, "timings_per_token": True, "deadline": {"total_ms": 60_000}},
+        {"return_token_ids": True, "prompt_logprobs": 2, "verbose": True},
+    ],
+)
 def test_answers_have_the_documented_shape(served: Served, more: dict[str, Any]) -> None:
     ranked = {"logprobs": True, "top_logprobs": 2}
     for wish in (ASK | more, ASK | more | ranked):
-        ChatCompletion.model_validate_json(json.dumps(served.call(CHAT, wish)[1]))
+        check_shape(ChatCompletion, served.call(CHAT, wish)[1])
     for wish in (GO_ON | more, GO_ON | more | {"logprobs": 2, "echo": True}):
-        Completion.model_validate_json(json.dumps(served.call(COMPLETE, wish)[1]))
+        check_shape(Completion, served.call(COMPLETE, wish)[1])
 
 
 def test_the_openapi_document_has_every_field(served: Served) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ridgeline.serve.dialects.anthropic.documented import MessageObject
+from ridgeline.serve.dialects.anthropic.schemas import MessageObject
 from tests.serve.answer.test_tools import SCHEMA, thinker
 from tests.serve.dialects.test_responses import reasoner
-from tests.serve.serving import Served, serving, without_signs
+from tests.serve.serving import Served, check_shape, serving, without_signs
 from tests.waiting import connected
 
 __all__ = ["reasoner", "thinker"]  # fixtures
@@ -89,7 +89,7 @@ def both(served: Served, **fields: Any) -> dict[str, Any]:
     """The message, which must be the same streamed and whole but for names and what was cached."""
     status, whole, _ = post(served, ASK | fields)
     assert status == 200, whole
-    MessageObject.model_validate(whole)
+    check_shape(MessageObject, whole)
     status, text, headers = post(served, ASK | fields | {"stream": True})
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     streamed = assembled(list(events_of(text)))

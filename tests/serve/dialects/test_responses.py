@@ -21,17 +21,17 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
 from ridgeline.serve.answer.response_builder import ResponseBuilder
-from ridgeline.serve.dialects.responses.documented import ResponseObject
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.dialects.responses.request import chat_request
 from ridgeline.serve.dialects.responses.response import ResponsesWriter
+from ridgeline.serve.dialects.responses.schemas import ResponseObject
 from ridgeline.serve.engine.request_stream import RequestStream, StreamCaller
 from ridgeline.text.messages.message import MessageForm
 from ridgeline.text.messages.tools import HERMES
 from tests.core.decoding.test_text import Pieces
 from tests.engine.test_llm import write_model
 from tests.serve.answer.test_tools import END_OF_THOUGHT, SCHEMA, TEMPLATE, thinker
-from tests.serve.serving import Served, hold, serving
+from tests.serve.serving import Served, check_shape, hold, serving
 from tests.waiting import eventually
 
 __all__ = ["thinker"]  # a fixture
@@ -75,7 +75,7 @@ def both(served: Served, **fields: Any) -> Any:
     ask: dict[str, Any] = ASK | fields
     with served.client() as client:
         raw = client.responses.with_raw_response.create(**ask)
-        ResponseObject.model_validate_json(raw.content)
+        check_shape(ResponseObject, json.loads(raw.content))
         whole = raw.parse()
         events = list(client.responses.create(**ask, stream=True))
         with client.responses.stream(**ask) as stream:  # the client adds the deltas up

@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
-from ridgeline.serve.dialects.triton import documented
 from ridgeline.serve.dialects.triton.protocol import InferRequest, TritonRequest
 from ridgeline.serve.dialects.triton.routes import request_of
+from ridgeline.serve.dialects.triton.schemas import Generated, Inferred
 from ridgeline.serve.dialects.triton.tensors import FORMATS, pack, unpack
 from ridgeline.serve.http.errors import ApiError
-from ridgeline.serve.observe.statistics import added
+from ridgeline.serve.observe.statistics import OneModelStatistics, added
 from tests.serve.forms import pressed_nothing
-from tests.serve.serving import Served, serving
+from tests.serve.serving import Served, check_shape, serving
 
 MODEL = "/v2/models/tiny"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -38,7 +37,7 @@ def inferred(served: Served, *more: dict[str, Any], **fields: Any) -> tuple[int,
     body = {"inputs": [TEXT, *more], "parameters": GREEDY} | fields
     status, answer, _ = served.call(f"{MODEL}/infer", body)
     if status == 200:
-        TypeAdapter(documented.Inferred).validate_python(answer)
+        check_shape(Inferred, answer)
     return status, answer
 
 
@@ -60,15 +59,10 @@ def refused(served: Served, path: str, body: Any, **headers: str) -> tuple[int, 
 
 
 def test_what_a_server_and_a_model_are(served: Served) -> None:
-    for path, kind in (
-        ("/v2", documented.ServerMetadata),
-        (MODEL, documented.ModelMetadata),
-        (f"{MODEL}/versions/1", documented.ModelMetadata),
-        (f"{MODEL}/config", documented.ModelConfig),
-    ):
+    for path, name in (("/v2", "ridgeline"), (MODEL, "tiny"), (f"{MODEL}/config", "tiny")):
         status, answer, _ = served.call(path)
-        assert status == 200
-        TypeAdapter(kind).validate_python(answer)
+        assert (status, answer["name"]) == (200, name)
+    assert served.call(f"{MODEL}/versions/1")[1] == served.call(MODEL)[1]
     for path in ("/v2/health/live", "/v2/health/ready", f"{MODEL}/ready"):
         assert served.call(path)[:2] == (200, b"")
     assert served.call("/v2/repository/index", b"")[1][0]["name"] == "tiny"
@@ -89,7 +83,7 @@ def test_infer_is_a_completion(served: Served) -> None:
 def test_generate_is_a_completion_and_its_stream_has_the_same_text(served: Served) -> None:
     body = {"text_input": "one two", "parameters": GREEDY, "return_finish_reason": True}
     status, answer, _ = served.call(f"{MODEL}/generate", body)
-    TypeAdapter(documented.Generated).validate_python(answer)
+    check_shape(Generated, answer)
     assert (status, answer["text_output"]) == (200, completion(served))
     status, stream, headers = served.call(f"{MODEL}/generate_stream", body)
     assert headers["content-type"].startswith("text/event-stream")
@@ -136,7 +130,6 @@ def test_a_setting_may_have_a_row_for_each_text(served: Served) -> None:
 def statistics(served: Served, path: str = f"{MODEL}/stats") -> dict[str, Any]:
     status, answer, _ = served.call(path)
     assert status == 200, answer
-    documented.ModelStatistics.model_validate(answer)
     [one] = answer["model_stats"]
     return dict(one)
 
@@ -202,7 +195,7 @@ def test_statistics_of_several_servers_are_added() -> None:
         }
 
     total = added([one(1, 2, 50), one(4, 3, 70), one(1, 5, 60)])
-    documented.ModelStatistics.model_validate({"model_stats": [total]})
+    check_shape(OneModelStatistics, total)
     assert (total["inference_count"], total["last_inference"]) == (10, 70)
     assert total["inference_stats"]["queue"] == {"count": 10, "ns": 100}
     found = {one["batch_size"]: one["compute_infer"]["count"] for one in total["batch_stats"]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +20,7 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.serve.answer.dialect import Dialect
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, progress_of
+from ridgeline.serve.answer.schemas import AnswerEnd, AnswerNames, ChatCompletion, Completion
 from ridgeline.serve.answer.stages import Earlier, Stage, behind
 from ridgeline.serve.deadlines.field import PROMISE
 from ridgeline.serve.deadlines.promise import Promise
@@ -74,7 +75,7 @@ class ResponseWriter(Protocol):
     stream_type: str
     ping: bytes  # says that a stream lives
 
-    def whole(self) -> dict[str, Any] | list[dict[str, Any]] | RawBody:
+    def whole(self) -> Mapping[str, Any] | Sequence[Mapping[str, Any]] | RawBody:
         """Return the whole answer, or a list of those to several prompts."""
 
     def take(self, event: StreamEvent) -> list[bytes]:
@@ -123,7 +124,7 @@ class Results(Protocol):
     def num_cached(self) -> int:
         """Prompt tokens that the prefix cache had."""
 
-    def timings(self) -> dict[str, Any]:
+    def timings(self) -> Mapping[str, Any]:
         """Return the engine's times, nothing if nothing came."""
 
 
@@ -142,18 +143,35 @@ class OpenAiWriter:
     ) -> None:
         """Write ``answers`` as ``body`` wants; the names stand in each object."""
         self._answers, self._body = answers, body
-        names = {True: ("chatcmpl-", "chat.completion"), False: ("cmpl-", "text_completion")}
-        prefix, kind = names[isinstance(body, ChatRequest)]
-        if body.stream and isinstance(body, ChatRequest):
-            kind += ".chunk"
-        self._start: dict[str, Any] = {"id": prefix + request_id, "object": kind}
-        self._start |= {"created": answers.created_s, "model": model}
-        self._start["system_fingerprint"] = fingerprint
+        self._is_chat = isinstance(body, ChatRequest)
+        self._start: AnswerNames = {
+            "id": ("chatcmpl-" if self._is_chat else "cmpl-") + request_id,
+            "object": "chat.completion.chunk" if self._is_chat else "text_completion",
+            "created": answers.created_s,
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
         self._has_begun = False
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> ChatCompletion | Completion:
         """Return the whole answer."""
-        return self._closing(self._answers.whole())
+        choices: list[Any] = self._answers.whole()  # of its kind
+        if self._is_chat:
+            return {
+                **self._start,
+                "object": "chat.completion",
+                "choices": choices,
+                "usage": self._answers.usage(),
+                **self._answers.of_prompt(),
+                **self._end(),
+            }
+        return {
+            **self._start,
+            "object": "text_completion",
+            "choices": choices,
+            "usage": self._answers.usage(),
+            **self._end(),
+        }
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
@@ -163,15 +181,16 @@ class OpenAiWriter:
 
     def _progress(self, prompt: int, progress: PromptProgress) -> bytes:
         """Return a chunk with nothing new of the answer: the first one may be only a role."""
-        is_chat = isinstance(self._body, ChatRequest)
-        news = {"delta": {"role": "assistant", "content": None}} if is_chat else {"text": ""}
+        news: Choice = {"text": ""}
+        if self._is_chat:
+            news = {"delta": {"role": "assistant", "content": None}}
         choice = {"index": self._answers.choice_of(prompt), **news, "finish_reason": None}
         chunk = {**self._start, "choices": [choice], "prompt_progress": progress_of(progress)}
         return sse(chunk | {"usage": None} if self._body.wants_usage else chunk)
 
     def _chunk(self, choice: Choice) -> bytes:
         chunk: dict[str, Any] = {**self._start, "choices": [choice]}
-        if isinstance(self._body, ChatRequest) and not self._has_begun:
+        if self._is_chat and not self._has_begun:
             self._has_begun = True
             chunk |= self._answers.of_prompt()
         if self._body.wants_continuous_usage:
@@ -188,30 +207,30 @@ class OpenAiWriter:
         body = self._body
         wants_more = body.include_timings or body.timings_per_token or body.verbose
         if body.wants_usage or wants_more or self._answers.stages:
-            last = sse(self._closing([])) + last
+            usage = self._answers.usage()
+            last = sse({**self._start, "choices": [], "usage": usage, **self._end()}) + last
         return last
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
         return sse(error.body())
 
-    def _closing(self, choices: list[Choice]) -> dict[str, Any]:
-        closing = {**self._start, "choices": choices, "usage": self._answers.usage()}
-        if isinstance(self._body, ChatRequest) and not self._body.stream:
-            closing |= self._answers.of_prompt()
+    def _end(self) -> AnswerEnd:
+        """Return what the request wants to know beside the answer, and what stages say of it."""
+        end: AnswerEnd = {}
         if self._body.include_timings:
-            closing["metrics"] = self._answers.timings()
+            end["metrics"] = self._answers.timings()
         if self._body.timings_per_token:
-            closing["timings"] = self._answers.pace()
-        closing |= self._answers.ends(self._texts)
+            end["timings"] = self._answers.pace()
+        end = {**end, **self._answers.ends(self._texts)}
         if self._body.verbose:
-            closing["__verbose"] = {"prompt": self._answers.prompt_text()}
-        return closing
+            end["__verbose"] = {"prompt": self._answers.prompt_text()}
+        return end
 
     def _texts(self) -> dict[str, str]:
         """Return all texts that were shown, by their places in the answer."""
         chosen = self._answers.chosen
-        if not isinstance(self._body, ChatRequest):
+        if not self._is_chat:
             return {f"choices[{one.index}].text": one.kept_text for one in chosen}
         return {
             f"choices[{one.index}].message.{place}": text
@@ -485,7 +504,7 @@ class Reply(Response):
             self._note |= asked | {"response": self._content.decode(errors="replace")}
 
 
-def sse(value: dict[str, Any]) -> bytes:
+def sse(value: Mapping[str, Any]) -> bytes:
     """Return an object as a server-sent event."""
     return b"data: " + _encode(value).encode() + b"\n\n"
 

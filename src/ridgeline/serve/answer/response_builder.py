@@ -28,6 +28,7 @@ from ridgeline.core.step import (
 )
 from ridgeline.engine.outputs import likeliest
 from ridgeline.engine.text_processor import TextProcessor
+from ridgeline.serve.answer import schemas
 from ridgeline.serve.answer.choice_state import FILTERED, ChoiceState, means_of
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.answer.stages import AnswerFilter, AnswerRow, Stage
@@ -208,9 +209,9 @@ class ResponseBuilder:
         """Whether an answer may tell of all tokens of a prompt."""
         return self._filter is None or self._filter.may_show(prompt)
 
-    def ends(self, texts: Callable[[], Mapping[str, str]]) -> dict[str, Any]:
+    def ends(self, texts: Callable[[], Mapping[str, str]]) -> schemas.StageFields:
         """Return what stages say at the end of answers that show these texts, by their places."""
-        said: dict[str, Any] = {}
+        said: schemas.StageFields = {}
         for stage in self.stages:
             said |= stage.end(texts())
         return said
@@ -301,9 +302,9 @@ class ResponseBuilder:
             answer.has_prompt_ids = True
         return choice
 
-    def of_prompt(self, index: int = 0, *, is_told: bool = False) -> dict[str, Any]:
+    def of_prompt(self, index: int = 0, *, is_told: bool = False) -> schemas.PromptFields:
         """Return what a request wants to know of its prompt, unless it was told: vLLM's fields."""
-        said: dict[str, Any] = {}
+        said: schemas.PromptFields = {}
         may_show = self.may_show(index)
         if self._tells_ids and not is_told:
             said["prompt_token_ids"] = list(self._stream.prompts[index]) if may_show else []
@@ -320,7 +321,7 @@ class ResponseBuilder:
 
     def _ranked(
         self, entry: TokenLogprobs, told: TokenLogprobs, most: int
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, schemas.PromptLogprob]:
         """Return a token of the prompt and the likeliest in its place, by their ids, as text.
 
         Of these ``told`` has the ones that may be shown.
@@ -346,19 +347,20 @@ class ResponseBuilder:
 
     # --- logprobs ------------------------------------------------------------------------------
 
-    def _logprobs(self, answer: ChoiceState) -> Choice | None:
+    def _logprobs(self, answer: ChoiceState) -> Any:
         if not self._with_logprobs:
             return None
         if isinstance(self._body, CompletionRequest) and self._body.lists_logprobs:
             return self._completion_logprobs(answer)
-        content = []
+        content: list[schemas.RankedTokenLogprob] = []
         for entry in answer.logprobs:
             assert isinstance(entry, TokenLogprobs)  # only an echo has bare tokens
             top = [self._chat_logprob(*ranked) for ranked in entry.top]
             content.append({**self._chat_logprob(entry.token, entry.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
+        listed: schemas.ChatLogprobs = {"content": content, "refusal": None}
+        return listed
 
-    def _chat_logprob(self, token: int, logprob: float) -> dict[str, Any]:
+    def _chat_logprob(self, token: int, logprob: float) -> schemas.TokenLogprob:
         data = list(self._text.tokenizer.token_bytes(token))
         logprob = max(logprob, _LOWEST_LOGPROB)
         return {"token": self._shown_token(token), "logprob": logprob, "bytes": data}
@@ -367,11 +369,11 @@ class ResponseBuilder:
         is_id = self._body.return_tokens_as_token_ids
         return f"token_id:{token}" if is_id else self._text.spell(token)
 
-    def _completion_logprobs(self, answer: ChoiceState) -> Choice:
+    def _completion_logprobs(self, answer: ChoiceState) -> schemas.CompletionLogprobs:
         """Return four parallel lists; offsets count the characters of all tokens before."""
         answer.decode = answer.decode or self._text.tokenizer.new_decoder()
-        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        out: dict[str, list[Any]] = {name: [] for name in names}
+        out: schemas.CompletionLogprobs
+        out = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for entry in answer.logprobs:
             token = entry if isinstance(entry, int) else entry.token
             name, end = self._name(token), answer.offset + len(answer.decode(token))
@@ -415,7 +417,7 @@ class ResponseBuilder:
         """Which bounds of calls have ended answers, each once."""
         return ", ".join(sorted({a.bound for a in self.choices if a.bound}))
 
-    def ended_by(self) -> dict[str, str]:
+    def ended_by(self) -> schemas.EndedBy:
         """Return the field for ``bounds`` in APIs whose choices have no ``stop_reason``."""
         return {"ended_by": self.bounds} if self.bounds else {}
 
@@ -434,14 +436,14 @@ class ResponseBuilder:
         """Prompt tokens that the prefix cache had."""
         return sum(r.num_cached_tokens for r in self._requests.values())
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> schemas.Usage:
         """Return OpenAI's count of tokens; a prompt counts once, however many its answers.
 
         All answers that were drawn count, of ``best_of`` also those not shown. Of a beam search the
         answers count, not the beams.
         """
         prompt, generated = sum(map(len, self._stream.prompts)), self.num_tokens
-        usage = {
+        usage: schemas.Usage = {
             "prompt_tokens": prompt,
             "completion_tokens": generated,
             "total_tokens": prompt + generated,
@@ -451,8 +453,8 @@ class ResponseBuilder:
             usage["completion_tokens_details"] = details
         return usage
 
-    def _details(self) -> dict[str, int]:
-        details = {}
+    def _details(self) -> schemas.CompletionTokensDetails:
+        details: schemas.CompletionTokensDetails = {}
         if self._reasons:
             details["reasoning_tokens"] = self.num_reasoning
         if self._stream.prediction:
@@ -480,7 +482,7 @@ class ResponseBuilder:
         text = self._text.tokenizer.decode(self._stream.prompts[prompt], skip_special=False)
         return str(self.shown(text))
 
-    def pace(self, prompt: int = 0) -> dict[str, Any]:
+    def pace(self, prompt: int = 0) -> schemas.InfillTimings:
         """Return the times of a prompt and its answers so far, in llama.cpp's names.
 
         Nothing if no token came.
@@ -490,27 +492,35 @@ class ResponseBuilder:
             return {}
         n, first_s = self._stream.params.num_answers, request.first_token_s
         num_generated = sum(map(self.num_tokens_of, range(prompt * n, (prompt + 1) * n)))
-        end_s = self._end_s.get(prompt) or time.monotonic()
-        num_cached = request.num_cached_tokens
+        num_computed = len(request.prompt) - request.num_cached_tokens
+        prompt_s = first_s - request.scheduled_s
+        answer_s = (self._end_s.get(prompt) or time.monotonic()) - first_s
         return {
-            "cache_n": num_cached,
-            **pace_of("prompt", len(request.prompt) - num_cached, first_s - request.scheduled_s),
-            **pace_of("predicted", num_generated, end_s - first_s),
+            "cache_n": request.num_cached_tokens,
+            "prompt_n": num_computed,
+            "prompt_ms": 1e3 * prompt_s,
+            "prompt_per_token_ms": _ratio(1e3 * prompt_s, num_computed),
+            "prompt_per_second": _ratio(num_computed, prompt_s),
+            "predicted_n": num_generated,
+            "predicted_ms": 1e3 * answer_s,
+            "predicted_per_token_ms": _ratio(1e3 * answer_s, num_generated),
+            "predicted_per_second": _ratio(num_generated, answer_s),
         }
 
-    def timings(self) -> dict[str, Any]:
+    def timings(self) -> schemas.Timings:
         """Return the engine's times, nothing if no token came."""
         times = timings_of(self.records, self._stream.arrival_s, self.num_cached)
-        promise = {"promise": self.promise.timings()} if self.promise and times else {}
-        return promise | times
+        return {"promise": self.promise.timings(), **times} if self.promise and times else times
 
 
-def message_of(pieces: Sequence[MessageDelta], call_id: Callable[[int], str]) -> dict[str, Any]:
+def message_of(
+    pieces: Sequence[MessageDelta], call_id: Callable[[int], str]
+) -> schemas.AssistantMessage:
     """Return a whole message as OpenAI writes it. Its content is null if it has calls and no text.
 
     ``call_id`` returns the id of a call, from its index.
     """
-    calls: list[dict[str, Any]] = []
+    calls: list[schemas.ToolCall] = []
     texts = {"content": "", "reasoning": "", "refusal": ""}
     for kind, text in pieces:
         if kind == "call":
@@ -520,8 +530,8 @@ def message_of(pieces: Sequence[MessageDelta], call_id: Callable[[int], str]) ->
         else:
             texts[kind] += text
     content = texts["content"] or (None if calls else "")
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    message["refusal"] = texts["refusal"] or None
+    message: schemas.AssistantMessage
+    message = {"role": "assistant", "content": content, "refusal": texts["refusal"] or None}
     if texts["reasoning"]:
         message["reasoning_content"] = texts["reasoning"]
     if calls:
@@ -539,14 +549,13 @@ def delta_of(piece: MessageDelta, call: int, call_id: Callable[[int], str]) -> d
     return {_FIELDS[kind]: text}
 
 
-def _call(name: str, call_id: str) -> dict[str, Any]:
-    function = {"name": name, "arguments": ""}
-    return {"id": call_id, "type": "function", "function": function}
+def _call(name: str, call_id: str) -> schemas.ToolCall:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
 
 def timings_of(
     records: Sequence[RequestRecord], arrival_s: float, num_cached: int
-) -> dict[str, Any]:
+) -> schemas.Timings:
     """Return the engine's times, nothing if no token came.
 
     For several prompts: until the last began, until the first token of any, until all ended.
@@ -568,20 +577,15 @@ def timings_of(
         "cached_tokens": num_cached,
         "num_preemptions": sum(r.num_preemptions for r in records),
         "speculative_decoding": {
-            name: sum(getattr(r, name) for r in records)
-            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+            "num_drafts": sum(r.num_drafts for r in records),
+            "num_draft_tokens": sum(r.num_draft_tokens for r in records),
+            "num_accepted_tokens": sum(r.num_accepted_tokens for r in records),
         },
     }
 
 
-def pace_of(name: str, count: int, time_s: float) -> dict[str, Any]:
-    """Return a number of tokens, the time that they took, and the ratios of the two."""
-    return {
-        f"{name}_n": count,
-        f"{name}_ms": 1e3 * time_s,
-        f"{name}_per_token_ms": 1e3 * time_s / count if count else None,
-        f"{name}_per_second": count / time_s if time_s else None,
-    }
+def _ratio(a: float, b: float) -> float | None:
+    return a / b if b else None
 
 
 def progress_of(progress: PromptProgress) -> dict[str, Any]:

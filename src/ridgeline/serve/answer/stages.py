@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenLogprobs
 from ridgeline.serve.answer.choice_state import ChoiceFilter, ChoiceState
+from ridgeline.serve.answer.schemas import StageFields
 from ridgeline.serve.engine.request_stream import RequestStream, StreamEvent
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_state import RequestState
@@ -31,7 +32,7 @@ class Stage(Protocol):
     def take(self, event: StreamEvent) -> Sequence[StreamEvent]:
         """Take an event; return those that go on. Raises StreamError."""
 
-    def end(self, texts: Mapping[str, str]) -> dict[str, Any]:
+    def end(self, texts: Mapping[str, str]) -> StageFields:
         """Return fields for the end of the answers, which show ``texts``, by their places."""
 
 

@@ -21,10 +21,10 @@ from starlette.types import Message, Receive
 
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.protocol import Metadata
+from ridgeline.serve.answer.schemas import ERRORS
 from ridgeline.serve.batch_files.lines import URLS
 from ridgeline.serve.batch_files.store import OwnerFiles, StoredBatch, StoredFile
 from ridgeline.serve.batches.runner import Batches
-from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.fair_pool import in_thread
 from ridgeline.serve.http.options import ServeOptions

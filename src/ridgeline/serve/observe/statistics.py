@@ -1,4 +1,4 @@
-"""What Triton's statistics say of a model, added up from records alone."""
+"""What Triton's statistics say of a model, added up from records alone, and their shapes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,52 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
+from ridgeline.serve.answer.schemas import ClosedDict
 from ridgeline.serve.engine.interface import EngineClient
 
 _FAILED = {"abort", "error"}  # ways in which an answer ends
-# Nothing is timed of the first two, and answers are not kept for later requests.
-_NEVER = ("compute_input", "compute_output", "cache_hit", "cache_miss")
 _NS_PER_S, _MS_PER_S = 1e9, 1e3
 
-Durations = dict[str, int]  # Triton's: how many, and how long all took together
+
+class Durations(ClosedDict):
+    """How many there were, and how long all took together, in nanoseconds."""
+
+    count: int
+    ns: int
+
+
+class InferenceStatistics(ClosedDict):
+    """What became of requests, and where their time went."""
+
+    compute_input: Durations
+    compute_output: Durations
+    cache_hit: Durations
+    cache_miss: Durations
+    success: Durations
+    fail: Durations
+    queue: Durations
+    compute_infer: Durations
+
+
+class BatchStatistics(ClosedDict):
+    """Steps with this many sequences."""
+
+    batch_size: int
+    compute_input: Durations
+    compute_infer: Durations
+    compute_output: Durations
+
+
+class OneModelStatistics(ClosedDict):
+    """A model; the last inference in milliseconds since 1970, 0 for none."""
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferenceStatistics
+    batch_stats: list[BatchStatistics]
 
 
 class Statistics:
@@ -48,32 +86,37 @@ class Statistics:
             counts.update({f"{name} count": 1, f"{name} ns": _ns(seconds)})
         counts["last ms"] = int(self._now() * _MS_PER_S)
 
-    def shown(self, name: str, version: str, adapter: str = "") -> dict[str, Any]:
+    def shown(self, name: str, version: str, adapter: str = "") -> OneModelStatistics:
         """Return what Triton says of a model; ``adapter`` is the digest of one, hexadecimal.
 
         A prompt counts as an inference. Steps are shared, so all are named with each adapter.
         """
         with self._lock:
             counts = Counter(self._requests.get(adapter, ()))
-            steps = {size: dict(one) for size, one in sorted(self._steps.items())}
-        never = dict.fromkeys(_NEVER, _durations(0, 0))
+            steps = {size: _of(one) for size, one in sorted(self._steps.items())}
+        never: Durations = {"count": 0, "ns": 0}
         return {
             "name": name,
             "version": version,
             "last_inference": counts["last ms"],
             "inference_count": counts["success count"],
             "execution_count": sum(one["count"] for one in steps.values()),
-            "inference_stats": never
-            | {
-                of: _durations(counts[f"{of} count"], counts[f"{of} ns"])
-                for of in ("success", "fail", "queue", "compute_infer")
+            "inference_stats": {
+                "compute_input": never,  # which is not timed, and neither is output
+                "compute_output": never,
+                "cache_hit": never,  # answers are not kept for later requests
+                "cache_miss": never,
+                "success": _of(counts, "success "),
+                "fail": _of(counts, "fail "),
+                "queue": _of(counts, "queue "),
+                "compute_infer": _of(counts, "compute_infer "),
             },
             "batch_stats": [
                 {
                     "batch_size": size,
-                    "compute_input": _durations(0, 0),
+                    "compute_input": never,
                     "compute_infer": one,
-                    "compute_output": _durations(0, 0),
+                    "compute_output": never,
                 }
                 for size, one in steps.items()
             ],
@@ -101,14 +144,14 @@ def added(several: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _sum_of(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return the durations of both; what is no duration is left out."""
     return {
-        name: _durations(of["count"] + other[name]["count"], of["ns"] + other[name]["ns"])
+        name: {"count": of["count"] + other[name]["count"], "ns": of["ns"] + other[name]["ns"]}
         for name, of in one.items()
         if isinstance(of, dict)
     }
 
 
-def _durations(count: int, ns: int) -> Durations:
-    return {"count": count, "ns": ns}
+def _of(counts: Counter[str], name: str = "") -> Durations:
+    return {"count": counts[f"{name}count"], "ns": counts[f"{name}ns"]}
 
 
 def _ns(seconds: float) -> int:

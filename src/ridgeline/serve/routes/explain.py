@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ridgeline.foresight.explain_report import as_dict, as_file, explain_svg, markdown
 from ridgeline.foresight.suggestions import would_help
-from ridgeline.serve.dialects.openai.documented import ERRORS
+from ridgeline.serve.answer.schemas import ERRORS
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.model_server import ModelServer
 from ridgeline.serve.observe.trace_buffer import Forgotten, TraceBuffer

@@ -38,7 +38,7 @@ from ridgeline.planner.memory.ledger import ENGINES
 from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.plan import plan_for
-from ridgeline.serve.dialects.openai.documented import ERRORS
+from ridgeline.serve.answer.schemas import ERRORS
 from ridgeline.serve.http.errors import ApiError, add_errors
 from ridgeline.serve.http.fair_pool import WorkPools
 from ridgeline.serve.http.keys import Keys, Limits

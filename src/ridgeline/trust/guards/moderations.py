@@ -12,9 +12,8 @@ from pydantic import Discriminator, Tag
 
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.protocol import EACH
+from ridgeline.serve.answer.schemas import ERRORS, ClosedDict
 from ridgeline.serve.answer.stages import PreparedRequest
-from ridgeline.serve.dialects.documented import Shaped
-from ridgeline.serve.dialects.openai.documented import ERRORS
 from ridgeline.serve.engine.request_stream import StreamCaller
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_body import RequestModel, typed
@@ -71,7 +70,7 @@ class ModerationsRequest(RequestModel):
         return ["\n".join(parts)] if parts else [str(one) for one in self.input]
 
 
-class GuardReport(Shaped):
+class GuardReport(ClosedDict):
     """What the guard says in its own words.
 
     ``score`` is the probability that the text is unsafe, ``categories`` the same by the guard's own
@@ -83,7 +82,7 @@ class GuardReport(Shaped):
     mass: float
 
 
-class Moderation(Shaped):
+class Moderation(ClosedDict):
     """The judgement of a text. Categories that the guard does not know have no input types."""
 
     flagged: bool
@@ -93,7 +92,7 @@ class Moderation(Shaped):
     ridgeline: GuardReport
 
 
-class Moderated(Shaped):
+class Moderated(ClosedDict):
     """What POST /v1/moderations returns."""
 
     id: str
@@ -104,8 +103,8 @@ class Moderated(Shaped):
 def add_moderations(app: FastAPI, server: ModelServer, guards: GuardModels) -> None:
     """Add the route to an application; ``guards`` are those of its server."""
 
-    @app.post("/v1/moderations", responses=ERRORS | {200: {"model": Moderated}})
-    async def moderations(body: ModerationsRequest, request: Request) -> dict[str, Any]:
+    @app.post("/v1/moderations", responses=ERRORS)
+    async def moderations(body: ModerationsRequest, request: Request) -> Moderated:
         """Say of texts how likely they are unsafe, by a guard model's logits."""
         server.check_running()
         guard = guards.named(body.model)
@@ -146,7 +145,7 @@ async def _judged(
     return verdicts
 
 
-def _answer(guard: Guard, request: Request, verdicts: list[Verdict]) -> dict[str, Any]:
+def _answer(guard: Guard, request: Request, verdicts: list[Verdict]) -> Moderated:
     return {
         "id": f"modr-{request.state.request_id}",
         "model": guard.name,
@@ -154,7 +153,7 @@ def _answer(guard: Guard, request: Request, verdicts: list[Verdict]) -> dict[str
     }
 
 
-def _result(guard: Guard, verdict: Verdict) -> dict[str, Any]:
+def _result(guard: Guard, verdict: Verdict) -> Moderation:
     """Return OpenAI's object. What is flagged has its likeliest category flagged at least."""
     from ridgeline.trust.guards.families import OPENAI_CATEGORIES
 

@@ -10,6 +10,7 @@ from ridgeline.core.request import Request
 from ridgeline.core.step import Event
 from ridgeline.engine.setup.identity import fingerprint, with_adapter
 from ridgeline.serve.answer.response_builder import ResponseBuilder
+from ridgeline.serve.answer.schemas import StageFields
 from ridgeline.serve.engine.request_stream import StreamEvent
 from ridgeline.text.messages.message import AnswerReader, MessageForm
 from ridgeline.text.messages.tool_calls import MessageDelta
@@ -109,7 +110,7 @@ class ReceiptRecorder:
                 self._seen[index].take(payload)
         return (event,)
 
-    def end(self, texts: Mapping[str, str]) -> dict[str, Any]:
+    def end(self, texts: Mapping[str, str]) -> StageFields:
         """Return the receipt of a complete answer, about its texts by their places in it."""
         receipt = self._notary.receipt(
             {place: digest_of(text) for place, text in texts.items()},

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.serve.dialects.llamacpp.routes import Infilled
-from tests.serve.serving import Served, serving
+from ridgeline.serve.dialects.llamacpp.infill import Infilled
+from tests.serve.serving import Served, check_shape, serving
 from tests.text.test_infill import QWEN, with_tokens
 
 INFILL, COMPLETE = "/infill", "/v1/completions"
@@ -62,7 +62,9 @@ def events_of(served: Served, body: dict[str, Any]) -> list[dict[str, Any]]:
 def test_the_answer_continues_prefix_suffix_middle(coder: Served) -> None:
     status, answer, _ = coder.call(INFILL, ASK)
     assert status == 200
-    Infilled.model_validate(answer)
+    check_shape(Infilled, answer)
+    asked_for = {"completion_probabilities", "receipt"}
+    assert answer.keys() == Infilled.__annotations__.keys() - asked_for
     expected = continued(coder, PROMPT)
     assert answer["content"] == expected["text"]
     assert answer["stop_type"] == "limit"
@@ -80,7 +82,7 @@ def test_a_stream_adds_up(coder: Served) -> None:
     assert len(pieces) > 2
     assert not any(piece["stop"] for piece in pieces)
     assert "".join(piece["content"] for piece in pieces) == whole["content"]
-    Infilled.model_validate(last)
+    check_shape(Infilled, last)
     assert last["content"] == ""
     times = {"timings": whole["timings"], "content": whole["content"]}
     assert last | times == whole

@@ -13,8 +13,8 @@ from openai import BadRequestError
 
 from ridgeline import LLM
 from ridgeline.engine.outputs import cosine
-from ridgeline.serve.dialects.openai.documented import EmbeddingList, Reranked, Scored
-from tests.serve.serving import Served, serving
+from ridgeline.serve.dialects.openai.schemas import EmbeddingList, Reranked, Scored
+from tests.serve.serving import Served, check_shape, serving
 from tests.waiting import eventually
 
 TEXTS = ["The river is deep.", "A dog barks.", "deep", "The river is deep."]
@@ -55,7 +55,7 @@ def test_input_as_text_list_ids_and_lists_of_ids(served: Served, offline: LLM) -
     for given in ("deep water", ["deep water"], ids, [ids]):
         status, answer, _ = served.call("/v1/embeddings", {"input": given})
         assert status == 200, answer
-        EmbeddingList.model_validate(answer)
+        check_shape(EmbeddingList, answer)
         (found,) = answer["data"]
         assert found["embedding"] == wanted
         assert answer["usage"]["prompt_tokens"] == len(ids)
@@ -115,7 +115,7 @@ def test_documents_are_ranked_by_cosine(served: Served, offline: LLM) -> None:
         body = {"query": "deep water", "documents": documents}
         status, answer, _ = served.call(path, body)
         assert status == 200, answer
-        Reranked.model_validate(answer)
+        check_shape(Reranked, answer)
         found = answer["results"]
         ranked = [one["relevance_score"] for one in found]
         assert ranked == sorted(ranked, reverse=True)
@@ -136,7 +136,7 @@ def test_scores_of_pairs(served: Served, offline: LLM) -> None:
     ):
         status, answer, _ = served.call("/v1/score", body)
         assert status == 200, answer
-        Scored.model_validate(answer)
+        check_shape(Scored, answer)
         assert [pair["score"] for pair in answer["data"]] == pytest.approx(wanted, abs=1e-7)
     status, error = served.refused("/v1/score", {"text_1": TEXTS[:2], "text_2": TEXTS})
     assert (status, error["param"]) == (400, "text_1")

@@ -14,6 +14,8 @@ from ridgeline.serve.answer.items import Item, Items
 from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.answer.reply import SSE, sse
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder
+from ridgeline.serve.answer.schemas import StageFields
+from ridgeline.serve.dialects.anthropic import schemas
 from ridgeline.serve.engine.request_stream import StreamEvent
 from ridgeline.serve.http.errors import ApiError, anthropic_body
 
@@ -54,13 +56,13 @@ class AnthropicWriter:
         self._answers, self._is_streamed = answers, bool(body.stream)
         self._id, self._model = f"msg_{request_id}", model
         self._items = Items()
-        self._stop_reason: str | None = None
+        self._stop_reason: Any = None  # until the message has ended
         self._stop_sequence: str | None = None
         self._has_begun = False
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> schemas.MessageObject:
         """Return the whole message."""
-        return self._message() | self._answers.ends(self._texts)
+        return self._message(self._answers.ends(self._texts))
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of the answer as server-sent events."""
@@ -92,7 +94,7 @@ class AnthropicWriter:
     def _begin(self) -> Iterator[bytes]:
         if not self._has_begun:
             self._has_begun = True
-            yield self._event("message_start", message=self._message())
+            yield self._event("message_start", message=self._message({}))
 
     def _take(self, choice: Choice) -> Iterator[bytes]:
         """Put a delta into the items, and yield the events that say so."""
@@ -122,7 +124,7 @@ class AnthropicWriter:
 
     # --- the object ----------------------------------------------------------------------------
 
-    def _message(self) -> dict[str, Any]:
+    def _message(self, stages: StageFields) -> schemas.MessageObject:
         return {
             "id": self._id,
             "type": "message",
@@ -131,14 +133,15 @@ class AnthropicWriter:
             "content": list(map(_block, self._items.all)),
             **self._why(),
             "usage": self._usage(),
+            **stages,
         }
 
-    def _why(self) -> dict[str, str | None]:
+    def _why(self) -> schemas.MessageEnd:
         """Return why the message has ended, if it has."""
-        why = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        return why | self._answers.ended_by()
+        bounds, reason = self._answers.ended_by(), self._stop_reason
+        return {"stop_reason": reason, "stop_sequence": self._stop_sequence, **bounds}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> schemas.MessageUsage:
         """Return Anthropic's counts: what the cache had is not among the input tokens."""
         usage = self._answers.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -150,7 +153,7 @@ class AnthropicWriter:
         }
 
 
-def _block(item: Item) -> dict[str, Any]:
+def _block(item: Item) -> schemas.ContentBlock:
     """Return an item as a content block."""
     if item.kind == "text":
         return {"type": "text", "text": item.text}

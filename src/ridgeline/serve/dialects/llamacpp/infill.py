@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator, with_config
 
 from ridgeline.core.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.core.params import SamplingParams
@@ -27,6 +27,7 @@ from ridgeline.serve.answer.protocol import (
 from ridgeline.serve.answer.reply import PING, SSE, sse
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, progress_of
 from ridgeline.serve.answer.samplers import MAX_BIASES, is_bias, is_token
+from ridgeline.serve.answer.schemas import InfillTimings, StageFields
 from ridgeline.serve.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_body import RequestModel, contradiction, wrong
@@ -196,6 +197,33 @@ class InfillRequest(LlamaCppRequest):
         return prefix, self.input_suffix[:max_chars], files
 
 
+def _some_fields(schema: dict[str, Any]) -> None:
+    schema["additionalProperties"] = {"description": "What stands at a path, as timings/prompt_n"}
+
+
+@with_config(extra="forbid", json_schema_extra=_some_fields)
+class Infilled(StageFields, total=False):
+    """What POST /infill returns, unless it streams; of this only ``response_fields``, if given."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[True]
+    id_slot: int
+    model: str
+    generation_settings: dict[str, Any]
+    prompt: str
+    has_new_line: bool
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    stop_type: Literal["eos", "limit", "word"]
+    stopping_word: str
+    truncated: bool
+    timings: InfillTimings
+    completion_probabilities: list[dict[str, Any]]
+
+
 class LlamaCppWriter:
     """llama.cpp's objects. A stream ends with one that has everything but the text."""
 
@@ -225,7 +253,7 @@ class LlamaCppWriter:
         self._ends: dict[int, Choice] = {}
         self._with_new_line: set[int] = set()
 
-    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+    def whole(self) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Return the whole answer, or those to several prompts."""
         self._note_slot()
         choices = self._answers.whole()
@@ -239,8 +267,8 @@ class LlamaCppWriter:
         if isinstance(payload, Request):
             self._requests[prompt] = payload
         if isinstance(payload, PromptProgress):
-            shown = self._object({"index": prompt, "text": ""}, is_end=False)
-            return [sse(shown | {"prompt_progress": progress_of(payload)})]
+            shown = self._object({"index": prompt, "text": ""})
+            return [sse({**shown, "stop": False, "prompt_progress": progress_of(payload)})]
         return self._answers.take_written(event, self._chunk)
 
     def _chunk(self, choice: Choice) -> bytes:
@@ -248,7 +276,7 @@ class LlamaCppWriter:
         if choice["finish_reason"]:
             self._ends[choice["index"]] = choice
             return b""
-        return sse(self._object(choice, is_end=False))
+        return sse({**self._object(choice), "stop": False})
 
     def ending(self) -> bytes:
         """Return the event that ends a stream."""
@@ -264,15 +292,15 @@ class LlamaCppWriter:
         """Return the server-sent event of a stream that fails."""
         return sse(error.body())
 
-    def _object(self, choice: Choice, *, is_end: bool) -> dict[str, Any]:
+    def _object(self, choice: Choice) -> Infilled:
         text, index = choice["text"], choice["index"]
         if "\n" in text:
             self._with_new_line.add(index)
-        shown = {
+        shown: Infilled = {
             "index": index,
             "content": text,
             "tokens": (choice.get("token_ids") or []) if self._shows_tokens else [],
-            "stop": is_end,
+            "stop": True,
             "id_slot": self._body.id_slot,
             "tokens_predicted": self._answers.num_tokens_of(index),
             "tokens_evaluated": len(self._prompts[index]),
@@ -283,14 +311,14 @@ class LlamaCppWriter:
             shown["timings"] = pace
         return shown
 
-    def _last(self, choice: Choice) -> dict[str, Any]:
+    def _last(self, choice: Choice) -> Mapping[str, Any]:
         index = choice["index"]
         end = self._ends[index]
         reason = end.get("stop_reason")
         is_cut = end["finish_reason"] in ("length", "content_filter") or reason == ENDED
         word = reason if isinstance(reason, str) else ""
-        shown = self._object(choice, is_end=True)
-        last = {
+        shown = self._object(choice)
+        last: Infilled = {
             **shown,
             "model": self._model,
             "generation_settings": self._settings(),
@@ -304,9 +332,9 @@ class LlamaCppWriter:
         }
         more = self._answers.ends(self._texts) if index == max(self._ends) else {}
         if not self._fields:
-            return last | more
+            return {**last, **more}
         values = {path: _at(path, last) for path in self._fields}
-        return {path: value for path, value in values.items() if value is not None} | more
+        return {path: value for path, value in values.items() if value is not None} | {**more}
 
     def _texts(self) -> dict[str, str]:
         """Return the texts of all answers, by their places."""

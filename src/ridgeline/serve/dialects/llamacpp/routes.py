@@ -15,10 +15,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from fastapi import FastAPI, Request
-from pydantic import ConfigDict, Discriminator, Tag, TypeAdapter
+from pydantic import Discriminator, Tag, TypeAdapter
 from starlette.responses import Response
 
 from ridgeline.core.decoding.search import with_recommended
@@ -26,14 +26,14 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request as EngineRequest
 from ridgeline.model.files.summary import Summary
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.dialects.documented import InfillTimings, Shaped, documented
+from ridgeline.serve.answer.schemas import ERRORS, Completion, documented
 from ridgeline.serve.dialects.llamacpp.infill import (
+    Infilled,
     InfillRequest,
     LlamaCppRequest,
     LlamaCppWriter,
     TemplateRequest,
 )
-from ridgeline.serve.dialects.openai.documented import ERRORS, Completion
 from ridgeline.serve.engine.between_steps import between_steps, read, write
 from ridgeline.serve.engine.interface import EngineClient
 from ridgeline.serve.http.errors import ApiError
@@ -72,36 +72,6 @@ EitherCompletion = Annotated[
     Annotated[CompletionRequest, Tag("[openai]")] | Annotated[LlamaCppRequest, Tag("[llama.cpp]")],
     Discriminator(_kind_of_completion),
 ]
-
-
-def _some_fields(schema: dict[str, Any]) -> None:
-    """Leave out what holds only where a request has no ``response_fields``."""
-    del schema["required"]
-    schema["additionalProperties"] = {"description": "What stands at a path, as timings/prompt_n"}
-
-
-class Infilled(Shaped):
-    """What POST /infill returns, unless it streams; of this only ``response_fields``, if given."""
-
-    model_config = ConfigDict(json_schema_extra=_some_fields)
-
-    index: int
-    content: str
-    tokens: list[int]
-    stop: Literal[True]
-    id_slot: int
-    model: str
-    generation_settings: dict[str, Any]
-    prompt: str
-    has_new_line: bool
-    tokens_predicted: int
-    tokens_evaluated: int
-    tokens_cached: int
-    stop_type: Literal["eos", "limit", "word"]
-    stopping_word: str
-    truncated: bool
-    timings: InfillTimings
-    receipt: dict[str, Any] | None = None
 
 
 def slot(index: int, max_model_len: int, sequence: dict[str, Any] | None) -> dict[str, Any]:

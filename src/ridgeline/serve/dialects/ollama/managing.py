@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -19,17 +19,17 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ridgeline.serve.aliases import NAME, Alias, Aliases
 from ridgeline.serve.answer.reply import STREAMED
-from ridgeline.serve.dialects.documented import TEXT_ERRORS, documented
-from ridgeline.serve.dialects.ollama.documented import LINES, Progress
+from ridgeline.serve.answer.schemas import TEXT_ERRORS, documented
 from ridgeline.serve.dialects.ollama.protocol import CopyAsked, CreateAsked, NameAsked, PullAsked
 from ridgeline.serve.dialects.ollama.request import openai_messages
 from ridgeline.serve.dialects.ollama.response import OllamaWriter
+from ridgeline.serve.dialects.ollama.schemas import LINES, Progress
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.fair_pool import in_thread
 from ridgeline.serve.http.request_body import bad_value
 from ridgeline.serve.http.request_state import check_operator
 
-_SUCCESS = {"status": "success"}
+_SUCCESS: Progress = {"status": "success"}
 _SAID = TEXT_ERRORS | documented(Progress, LINES, OllamaWriter.stream_type)
 _LOOK_S = 0.5  # between two lines about a model that is fetched
 # Ollama's templates are Go's: actions are in double braces, where Jinja has expressions.
@@ -193,5 +193,5 @@ def _done(stream: bool | None) -> Response:
     return Response(_line(_SUCCESS), media_type=OllamaWriter.stream_type)
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value).encode() + b"\n"

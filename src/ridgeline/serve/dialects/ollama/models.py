@@ -6,13 +6,14 @@ from typing import Any
 
 from ridgeline.model.files.summary import Summary
 from ridgeline.serve.dialects.ollama.response import time_of
+from ridgeline.serve.dialects.ollama.schemas import LoadedEntry, ModelDetails, ModelEntry, Shown
 
 VERSION = "0.12.11"  # of Ollama's API that is served here: clients require a lowest one
 _NEVER = "9999-12-31T23:59:59Z"
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
-def entry(name: str, summary: Summary) -> dict[str, Any]:
+def entry(name: str, summary: Summary) -> ModelEntry:
     """Return a model as a list has it; names without a tag get Ollama's."""
     name = name if ":" in name else f"{name}:latest"
     return {
@@ -27,20 +28,21 @@ def entry(name: str, summary: Summary) -> dict[str, Any]:
 
 def loaded(
     name: str, summary: Summary, num_bytes: int, max_model_len: int, expires_s: float | None
-) -> dict[str, Any]:
+) -> LoadedEntry:
     """Return a model as the list of those in memory has it.
 
     ``num_bytes`` is what its process has in memory, none of it on a GPU; ``expires_s`` is when it
     will be unloaded, in seconds since 1970, None for never.
     """
     expires = _NEVER if expires_s is None else time_of(expires_s)
-    loaded_fields = {"size_vram": 0, "context_length": max_model_len, "expires_at": expires}
-    return entry(name, summary) | {"size": num_bytes} | loaded_fields
+    one = entry(name, summary)
+    one["size"] = num_bytes
+    return {**one, "size_vram": 0, "context_length": max_model_len, "expires_at": expires}
 
 
 def shown(
     summary: Summary, template: str, sampling: dict[str, Any], capabilities: list[str]
-) -> dict[str, Any]:
+) -> Shown:
     """Return all that is said of one model."""
     family = summary.family
     return {
@@ -59,7 +61,7 @@ def shown(
     }
 
 
-def _details(summary: Summary) -> dict[str, Any]:
+def _details(summary: Summary) -> ModelDetails:
     return {
         "parent_model": "",
         "format": "gguf" if summary.is_gguf else "safetensors",

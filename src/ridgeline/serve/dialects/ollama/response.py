@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic_core import from_json
 
 from ridgeline.serve.answer.items import Item, Items
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder
+from ridgeline.serve.dialects.ollama import schemas
 from ridgeline.serve.engine.request_stream import StreamEvent
 from ridgeline.serve.http.errors import ApiError
 
@@ -39,25 +41,28 @@ class OllamaWriter:
         self._answers, self._is_streamed, self._is_chat = answers, bool(body.stream), is_chat
         self._model, self._created_at = body.model or model, time_of(answers.created_s)
         self._items = Items()
-        self._logprobs: list[Any] = []
-        self._reason = "stop"
+        self._logprobs: list[Any] = []  # of a whole answer
+        self._reason: Literal["stop", "length"] = "stop"
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> schemas.ChatAnswered | schemas.GenerateAnswered:
         """Return the whole answer."""
-        merged: dict[str, Any] = {"content": self._text("text")}
+        message: schemas.SaidMessage = {"role": "assistant", "content": self._text("text")}
+        text: schemas.SaidText = {"response": message["content"]}
         if thoughts := self._text("reasoning"):
-            merged["thinking"] = thoughts
+            message["thinking"] = text["thinking"] = thoughts
         if calls := [_call(item) for item in self._items.all if item.kind == "call"]:
-            merged["tool_calls"] = calls
-        shown = self._said(merged) | self._end()
-        return shown | ({"logprobs": self._logprobs} if self._logprobs else {})
+            message["tool_calls"] = calls
+        model, created_at, end = self._model, self._created_at, self._end()
+        if self._is_chat:
+            return {"model": model, "created_at": created_at, "message": message, **end}
+        return {"model": model, "created_at": created_at, **text, **end}
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of an answer as lines."""
         return list(map(self._take, self._answers.take_chunks(event)))
 
     def _take(self, choice: Choice) -> bytes:
-        pieces = []
+        pieces: list[dict[str, Any]] = []
         for change, item, text in self._items.take(choice):
             if item.kind == "call":
                 pieces += [{"content": "", "tool_calls": [_call(item)]}] if change == "ends" else []
@@ -79,7 +84,7 @@ class OllamaWriter:
 
     def ending(self) -> bytes:
         """Return the line that ends a stream."""
-        return _line(self._said({"content": ""}) | self._end())
+        return _line(self._said({"content": ""}) | {**self._end()})
 
     def failure(self, error: ApiError) -> bytes:
         """Return the line of a stream that fails."""
@@ -95,13 +100,16 @@ class OllamaWriter:
         thinking = {"thinking": piece["thinking"]} if "thinking" in piece else {}
         return shown | {"response": piece["content"]} | thinking
 
-    def _end(self) -> dict[str, Any]:
+    def _end(self) -> schemas.Answered:
         """Return what else the last object says: why it ended, tokens, and times in ns."""
         usage, times = self._answers.usage(), self._answers.timings()
         prompt_ms = times["time_to_first_token_ms"] - times["queue_time_ms"] if times else 0.0
         answer_ms = times["generation_time_ms"] if times else 0.0
+        ranked: schemas.RankedTokens = {"logprobs": self._logprobs} if self._logprobs else {}
         total_ms = times["time_to_first_token_ms"] + answer_ms if times else 0.0
         return {
+            "model": self._model,
+            "created_at": self._created_at,
             "done": True,
             "done_reason": self._reason,
             **self._answers.ended_by(),
@@ -112,6 +120,7 @@ class OllamaWriter:
             "eval_count": usage["completion_tokens"],
             "eval_duration": int(answer_ms * NS_PER_MS),
             **self._answers.ends(self._texts),
+            **ranked,
         }
 
     def _texts(self) -> dict[str, str]:
@@ -124,7 +133,7 @@ class OllamaWriter:
         return texts | names
 
 
-def _call(item: Item) -> dict[str, Any]:
+def _call(item: Item) -> schemas.CalledTool:
     """Return an item as a call."""
     arguments = from_json(item.text or "{}", allow_partial=True)  # max_tokens may have cut them
     return {"id": item.call_id, "function": {"name": item.name, "arguments": arguments}}
@@ -136,5 +145,5 @@ def time_of(seconds: float) -> str:
     return utc.isoformat().replace("+00:00", "Z")
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"

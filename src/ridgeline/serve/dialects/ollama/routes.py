@@ -6,7 +6,6 @@ import json
 import os
 import time
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -14,9 +13,8 @@ from fastapi.responses import JSONResponse, Response
 from ridgeline.engine.outputs import shaped
 from ridgeline.serve.aliases import Alias
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
-from ridgeline.serve.dialects.documented import TEXT_ERRORS, documented
-from ridgeline.serve.dialects.ollama import documented as answers
-from ridgeline.serve.dialects.ollama import models
+from ridgeline.serve.answer.schemas import TEXT_ERRORS, documented
+from ridgeline.serve.dialects.ollama import models, schemas
 from ridgeline.serve.dialects.ollama.managing import add_management
 from ridgeline.serve.dialects.ollama.protocol import (
     Asked,
@@ -37,7 +35,7 @@ from ridgeline.serve.dialects.openai.embeddings import Vectors, check_dimensions
 from ridgeline.serve.model_server import ModelServer
 from ridgeline.system.machine import memory_of
 
-_LINES = partial(documented, stream=answers.LINES, media=OllamaWriter.stream_type)
+_LINES = partial(documented, stream=schemas.LINES, media=OllamaWriter.stream_type)
 
 
 def add_ollama(app: FastAPI, server: ModelServer) -> None:
@@ -49,21 +47,23 @@ def add_ollama(app: FastAPI, server: ModelServer) -> None:
 
 
 def _add_answers(app: FastAPI, server: ModelServer) -> None:
-    @app.post("/api/chat", responses=TEXT_ERRORS | _LINES(answers.ChatAnswered))
+    @app.post("/api/chat", responses=TEXT_ERRORS | _LINES(schemas.ChatAnswered))
     async def chat(body: ChatAsked, request: Request) -> Response:
         """Answer a conversation, as Ollama does."""
         server.check_open(body.model)
         if not body.messages:
-            return _loaded(body, {"message": {"role": "assistant", "content": ""}})
+            message: schemas.SaidMessage = {"role": "assistant", "content": ""}
+            return _at_once(body, {**_loaded(body), "message": message})
         convert, writer = partial(chat_request, body), partial(OllamaWriter, is_chat=True)
         return await server.reply_in(OLLAMA, request, convert, writer)
 
-    @app.post("/api/generate", responses=TEXT_ERRORS | _LINES(answers.GenerateAnswered))
+    @app.post("/api/generate", responses=TEXT_ERRORS | _LINES(schemas.GenerateAnswered))
     async def generate(body: GenerateAsked, request: Request) -> Response:
         """Answer a prompt, as Ollama does; with raw or a suffix, continue it or fill in."""
         server.check_open(body.model)
         if not body.prompt and not body.suffix:
-            return _loaded(body, {"response": ""})
+            text: schemas.SaidText = {"response": ""}
+            return _at_once(body, {**_loaded(body), **text})
         writer = partial(OllamaWriter, is_chat=False)
         with OLLAMA.errors():
             asked: CompletionRequest | ChatRequest
@@ -87,12 +87,12 @@ def _add_answers(app: FastAPI, server: ModelServer) -> None:
 
 
 def _add_vectors(app: FastAPI, server: ModelServer) -> None:
-    @app.post("/api/embed", responses=TEXT_ERRORS | {200: {"model": answers.Embedded}})
+    @app.post("/api/embed", responses=TEXT_ERRORS | {200: {"model": schemas.Embedded}})
     async def embed(body: EmbedAsked, request: Request) -> Response:
         """Return the vectors of texts, as Ollama does."""
         server.check_open(body.model)
 
-        def answer(vectors: Vectors | None) -> dict[str, Any]:
+        def answer(vectors: Vectors | None) -> schemas.Embedded:
             values = vectors.values if vectors else []
             prompt_ms = vectors.timings().get("time_to_first_token_ms", 0.0) if vectors else 0.0
             return {
@@ -109,12 +109,12 @@ def _add_vectors(app: FastAPI, server: ModelServer) -> None:
         with OLLAMA.errors():
             return await vectors_of(server, request, body, body.texts, "input", answer)
 
-    @app.post("/api/embeddings", responses=TEXT_ERRORS | {200: {"model": answers.EmbeddedOne}})
+    @app.post("/api/embeddings", responses=TEXT_ERRORS | {200: {"model": schemas.EmbeddedOne}})
     async def embeddings(body: EmbeddingAsked, request: Request) -> Response:
         """Return the vector of one text as the model makes it, as Ollama once did."""
         server.check_open(body.model)
 
-        def answer(vectors: Vectors) -> dict[str, Any]:
+        def answer(vectors: Vectors) -> schemas.EmbeddedOne:
             return {"embedding": shaped(vectors.values[0], normalises=False)}
 
         if not body.prompt:
@@ -122,38 +122,41 @@ def _add_vectors(app: FastAPI, server: ModelServer) -> None:
         return await vectors_of(server, request, body, [body.prompt], "prompt", answer)
 
 
-def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
-    """Answer an empty request, by which clients load or unload a model."""
-    reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    end = {
+def _loaded(body: Asked) -> schemas.Answered:
+    """Return the end of the answer to an empty request, which loads or unloads a model."""
+    return {
         "model": body.model,
         "created_at": time_of(time.time()),
         "done": True,
-        "done_reason": reason,
+        "done_reason": "unload" if body.keep_alive in (0, "0", "0s") else "load",
     }
+
+
+def _at_once(body: Asked, answer: schemas.ChatAnswered | schemas.GenerateAnswered) -> Response:
+    """Return an answer for which nothing is computed."""
     if not body.is_streamed:
-        return JSONResponse(end | answer)
-    return Response(json.dumps(end | answer) + "\n", media_type=OllamaWriter.stream_type)
+        return JSONResponse(answer)
+    return Response(json.dumps(answer) + "\n", media_type=OllamaWriter.stream_type)
 
 
 def _add_models(app: FastAPI, server: ModelServer) -> None:
     summary, text = server.summary, server.text
 
-    @app.get("/api/tags", responses=TEXT_ERRORS | {200: {"model": answers.ModelList}})
-    async def tags() -> dict[str, Any]:
+    @app.get("/api/tags", responses=TEXT_ERRORS)
+    async def tags() -> schemas.ModelList:
         """List the one model and its further names, as Ollama does."""
         names = [*server.names, *server.other_names]
         return {"models": [models.entry(name, summary) for name in names]}
 
-    @app.get("/api/ps", responses=TEXT_ERRORS | {200: {"model": answers.LoadedList}})
-    async def ps() -> dict[str, Any]:
+    @app.get("/api/ps", responses=TEXT_ERRORS)
+    async def ps() -> schemas.LoadedList:
         """List it as loaded."""
         num_bytes = memory_of(os.getpid()).resident_bytes
         one = models.loaded(server.name, summary, num_bytes, server.max_model_len, None)
         return {"models": [one]}
 
-    @app.post("/api/show", responses=TEXT_ERRORS | {200: {"model": answers.Shown}})
-    async def show(body: ShowAsked) -> dict[str, Any]:
+    @app.post("/api/show", responses=TEXT_ERRORS)
+    async def show(body: ShowAsked) -> schemas.Shown:
         """Say what the model is and can."""
         server.check_open(body.named)
         can = {
@@ -168,7 +171,9 @@ def _add_models(app: FastAPI, server: ModelServer) -> None:
         alias = server.alias_of(body.named) or Alias(body.named, server.name)
         sampling = {**text.generation_defaults, **alias.parameters}
         shown = models.shown(summary, alias.template or template, sampling, names)
-        return shown | ({"system": alias.system} if alias.system else {})
+        if alias.system:
+            shown["system"] = alias.system
+        return shown
 
     @app.get("/api/version")
     async def version() -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -25,10 +25,10 @@ from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.dialect import OPENAI
 from ridgeline.serve.answer.protocol import EACH, TextOrIds
 from ridgeline.serve.answer.reply import RawBody, Reply
+from ridgeline.serve.answer.schemas import ERRORS, documented
 from ridgeline.serve.answer.stages import PreparedRequest, Stage
 from ridgeline.serve.deadlines.promise import Promise
-from ridgeline.serve.dialects.documented import documented
-from ridgeline.serve.dialects.openai.documented import ERRORS, EmbeddingList, Reranked, Scored
+from ridgeline.serve.dialects.openai import schemas
 from ridgeline.serve.engine.request_stream import (
     RequestStream,
     StreamError,
@@ -161,11 +161,14 @@ class Vectors:
         """Prompt tokens that the prefix cache had."""
         return sum(request.num_cached_tokens for request in self._requests)
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> schemas.InputUsage:
         """Return OpenAI's count of tokens, those that the model puts around a text included."""
         count = sum(map(len, self._stream.prompts))
-        details = {"cached_tokens": self.num_cached}
-        return {"prompt_tokens": count, "total_tokens": count, "prompt_tokens_details": details}
+        return {
+            "prompt_tokens": count,
+            "total_tokens": count,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }
 
     def timings(self) -> dict[str, Any]:
         """Return the engine's times, nothing if no vector came."""
@@ -186,12 +189,12 @@ class VectorWriter:
     stream_type, ping = "application/json", b""
 
     def __init__(
-        self, vectors: Vectors, make: Callable[[Vectors], dict[str, Any] | RawBody]
+        self, vectors: Vectors, make: Callable[[Vectors], Mapping[str, Any] | RawBody]
     ) -> None:
         """Write what ``make`` makes of the vectors once all are there."""
         self._vectors, self._make = vectors, make
 
-    def whole(self) -> dict[str, Any] | RawBody:
+    def whole(self) -> Mapping[str, Any] | RawBody:
         """Return the whole answer."""
         return self._make(self._vectors)
 
@@ -217,7 +220,7 @@ def add_embeddings(app: FastAPI, server: ModelServer) -> None:
 
 
 def _add_vectors(app: FastAPI, server: ModelServer) -> None:
-    @app.post("/v1/embeddings", responses=ERRORS | documented(EmbeddingList))
+    @app.post("/v1/embeddings", responses=ERRORS | documented(schemas.EmbeddingList))
     async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
         """Return the vectors of texts."""
         server.check_open(body.model)
@@ -226,9 +229,9 @@ def _add_vectors(app: FastAPI, server: ModelServer) -> None:
         make = partial(shaped, dimensions=body.dimensions, normalises=normalises)
         packs = body.encoding_format == "base64"
 
-        def answer(vectors: Vectors) -> dict[str, Any]:
+        def answer(vectors: Vectors) -> schemas.EmbeddingList:
             made = [make(vector) for vector in vectors.values]
-            data = [
+            data: list[schemas.Embedding] = [
                 {"object": "embedding", "index": i, "embedding": _packed(one) if packs else one}
                 for i, one in enumerate(made)
             ]
@@ -247,7 +250,7 @@ def _add_ranks(app: FastAPI, server: ModelServer) -> None:
 
         @app.post(
             path,
-            responses=ERRORS | documented(Reranked),
+            responses=ERRORS | documented(schemas.Reranked),
             include_in_schema=path == "/v1/rerank",
         )
         async def rerank(body: RerankRequest, request: Request) -> Response:
@@ -256,17 +259,19 @@ def _add_ranks(app: FastAPI, server: ModelServer) -> None:
             texts, screen = body.texts, server.stages.screen()
             shown = [screen.shown(one) for one in texts] if screen else texts
 
-            def answer(scores: list[float], usage: dict[str, Any]) -> dict[str, Any]:
+            def rank(index: int, score: float) -> schemas.Rank:
+                one: schemas.Rank = {"index": index, "relevance_score": score}
+                if body.return_documents is not False:
+                    one["document"] = {"text": shown[index]}
+                return one
+
+            def answer(scores: list[float], usage: schemas.InputUsage) -> schemas.Reranked:
                 order = sorted(range(len(scores)), key=lambda i: -scores[i])
                 return {
                     "id": f"rerank-{request.state.request_id}",
                     "model": server.name,
                     "usage": usage,
-                    "results": [
-                        {"index": i, "relevance_score": scores[i]}
-                        | ({} if body.return_documents is False else _shown(shown[i]))
-                        for i in order[: body.top_n or None]
-                    ],
+                    "results": [rank(i, scores[i]) for i in order[: body.top_n or None]],
                 }
 
             return await _scores_of(server, request, body, [body.query], texts, answer)
@@ -276,14 +281,16 @@ def _add_scores(app: FastAPI, server: ModelServer) -> None:
     for path in ("/v1/score", "/score"):
 
         @app.post(
-            path, responses=ERRORS | documented(Scored), include_in_schema=path == "/v1/score"
+            path,
+            responses=ERRORS | documented(schemas.Scored),
+            include_in_schema=path == "/v1/score",
         )
         async def score(body: ScoreRequest, request: Request) -> Response:
             """Say how near texts are to each other."""
             server.check_open(body.model)
             ones, others = ([x] if isinstance(x, str) else x for x in (body.text_1, body.text_2))
 
-            def answer(scores: list[float], usage: dict[str, Any]) -> dict[str, Any]:
+            def answer(scores: list[float], usage: schemas.InputUsage) -> schemas.Scored:
                 return {
                     "id": f"score-{request.state.request_id}",
                     "object": "list",
@@ -313,7 +320,7 @@ async def vectors_of(
     body: Any,
     texts: list[str] | list[list[int]],
     param: str,
-    answer: Callable[[Vectors], dict[str, Any] | RawBody],
+    answer: Callable[[Vectors], Mapping[str, Any] | RawBody],
 ) -> Reply:
     """Return the reply with what ``answer`` makes of the texts' vectors. Raises ApiError.
 
@@ -335,7 +342,7 @@ async def _scores_of(
     body: RerankRequest | ScoreRequest,
     ones: list[str],
     others: list[str],
-    answer: Callable[[list[float], dict[str, Any]], dict[str, Any]],
+    answer: Callable[[list[float], schemas.InputUsage], Mapping[str, Any]],
 ) -> Reply:
     """Return the reply with what ``answer`` makes of the scores of pairs, and of the usage.
 
@@ -362,7 +369,7 @@ async def _scores_of(
     server.check_count(len(texts), param)
     prompts = await prepare.from_wholes(texts, param, truncate_to)
 
-    def cosines(vectors: Vectors) -> dict[str, Any]:
+    def cosines(vectors: Vectors) -> Mapping[str, Any]:
         vector_of = dict(zip(texts, vectors.values, strict=True))
         return answer([cosine(vector_of[a], vector_of[b]) for a, b in pairs], vectors.usage())
 
@@ -375,7 +382,7 @@ async def _reply(
     body: Any,
     prompts: list[Ids],
     param: str,
-    answer: Callable[[Vectors], dict[str, Any] | RawBody],
+    answer: Callable[[Vectors], Mapping[str, Any] | RawBody],
 ) -> Reply:
     server.check_queue(len(prompts))
     if screen := server.stages.screen():
@@ -398,7 +405,3 @@ async def _reply(
 def _packed(vector: list[float]) -> str:
     """Return a vector as base64 of little-endian float32."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-
-
-def _shown(text: str) -> dict[str, Any]:
-    return {"document": {"text": text}}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ridgeline.serve.answer.reply import PING, SSE, RawBody, sse
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder
 from ridgeline.serve.dialects.triton.protocol import TritonRequest
+from ridgeline.serve.dialects.triton.schemas import Generated, Inferred, OutputTensor, RequestId
 from ridgeline.serve.dialects.triton.tensors import pack
 from ridgeline.serve.engine.request_stream import StreamEvent
 from ridgeline.serve.http.errors import ApiError
@@ -27,29 +28,27 @@ class Output(NamedTuple):
 
     name: str
     datatype: str
-    shape: Sequence[int]
+    shape: list[int]
     values: list[Any]
 
 
-def generated(model: str, outputs: Sequence[Output]) -> dict[str, Any]:
+def generated(model: str, outputs: Sequence[Output]) -> Generated:
     """Return the object of Triton's generate; an output of one element stands there alone."""
     shown = {one.name: one.values[0] if len(one.values) == 1 else one.values for one in outputs}
-    return {"model_name": model, "model_version": VERSION} | shown
+    return cast(Generated, {"model_name": model, "model_version": VERSION, **shown})
 
 
-def inferred(
-    model: str, outputs: Sequence[Output], *, request_id: str | int | None
-) -> dict[str, Any]:
+def inferred(model: str, outputs: Sequence[Output], *, request_id: str | int | None) -> Inferred:
     """Return the protocol's answer in JSON."""
-    tensors = [
+    tensors: list[OutputTensor] = [
         {"name": one.name, "datatype": one.datatype, "shape": one.shape, "data": one.values}
         for one in outputs
     ]
-    named = {} if request_id is None else {"id": str(request_id)}
+    named: RequestId = {} if request_id is None else {"id": str(request_id)}
     return {"model_name": model, "model_version": VERSION, **named, "outputs": tensors}
 
 
-def packed(answer: dict[str, Any], wants_bytes: Callable[[str], bool]) -> dict[str, Any] | RawBody:
+def packed(answer: Inferred, wants_bytes: Callable[[str], bool]) -> Inferred | RawBody:
     """Return an answer with those tensors behind its JSON that are wanted as bytes."""
     tensors, behind = [], b""
     for tensor in answer["outputs"]:
@@ -79,8 +78,8 @@ class TritonWriter:
         fingerprint: str,
         *,
         names: Sequence[str],
-        write: Callable[[str, list[Output]], dict[str, Any]],
-        pack: Callable[[dict[str, Any]], dict[str, Any] | RawBody],
+        write: Callable[[str, list[Output]], Generated | Inferred],
+        pack: Callable[[Any], Generated | Inferred | RawBody],
     ) -> None:
         """Write the outputs of ``answers`` that have ``names``.
 
@@ -90,7 +89,7 @@ class TritonWriter:
         self._answers, self._model = answers, model
         self._names, self._write, self._pack = list(names), write, pack
 
-    def whole(self) -> dict[str, Any] | RawBody:
+    def whole(self) -> Generated | Inferred | RawBody:
         """Return the whole answer."""
         return self._pack(self._write(self._model, self._outputs(self._answers.whole())))
 

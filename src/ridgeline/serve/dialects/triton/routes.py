@@ -18,9 +18,9 @@ from starlette.responses import Response
 from ridgeline.engine.outputs import shaped
 from ridgeline.serve.answer.dialect import Dialect
 from ridgeline.serve.answer.reply import RawBody
-from ridgeline.serve.dialects.documented import TEXT_ERRORS, documented
+from ridgeline.serve.answer.schemas import TEXT_ERRORS, documented
 from ridgeline.serve.dialects.openai.embeddings import Vectors, vectors_of
-from ridgeline.serve.dialects.triton import documented as answers
+from ridgeline.serve.dialects.triton import schemas
 from ridgeline.serve.dialects.triton.protocol import InferRequest, InputTensor, TritonRequest
 from ridgeline.serve.dialects.triton.response import (
     OUTPUTS,
@@ -84,12 +84,12 @@ def add_triton(app: FastAPI, server: ModelServer) -> None:
     _add_model(app, server)
 
 
-def server_metadata() -> dict[str, Any]:
+def server_metadata() -> schemas.ServerMetadata:
     """Return what is said of a server."""
     return {"name": "ridgeline", "version": __version__, "extensions": EXTENSIONS}
 
 
-def entry(name: str, state: str = "READY") -> dict[str, str]:
+def entry(name: str, state: str = "READY") -> schemas.IndexEntry:
     """Return a model as the repository's index has it."""
     return {"name": name, "version": VERSION, "state": state, "reason": ""}
 
@@ -120,15 +120,13 @@ def add_probes(
 def _add_server(app: FastAPI, model_server: ModelServer) -> None:
     add_probes(app, model_server.trouble, model_server.unready)
 
-    @app.get("/v2", responses=TEXT_ERRORS | {200: {"model": answers.ServerMetadata}})
-    async def server() -> dict[str, Any]:
+    @app.get("/v2", responses=TEXT_ERRORS)
+    async def server() -> schemas.ServerMetadata:
         """Say what this server is, as Triton does."""
         return server_metadata()
 
-    @app.post(
-        "/v2/repository/index", responses=TEXT_ERRORS | {200: {"model": list[answers.IndexEntry]}}
-    )
-    async def index() -> list[dict[str, str]]:
+    @app.post("/v2/repository/index", responses=TEXT_ERRORS)
+    async def index() -> list[schemas.IndexEntry]:
         """List the one model and its adapters, as Triton does."""
         return [entry(name) for name in (*model_server.names, *model_server.loras.names)]
 
@@ -173,9 +171,9 @@ def _add_answers(app: FastAPI, server: ModelServer) -> None:
         note_ignored(reply, asked.ignored())
         return reply
 
-    one = TEXT_ERRORS | {200: {"model": answers.Inferred}}
-    stream = documented(answers.Generated, answers.EVENTS)
-    generated_once = TEXT_ERRORS | {200: {"model": answers.Generated}}
+    one = TEXT_ERRORS | {200: {"model": schemas.Inferred}}
+    stream = documented(schemas.Generated, schemas.EVENTS)
+    generated_once = TEXT_ERRORS | {200: {"model": schemas.Generated}}
     routes: dict[str, tuple[Callable[..., Any], Any, type[BodyRoute]]] = {
         "/generate": (generate, generated_once, BodyRoute),
         "/generate_stream": (generate_stream, TEXT_ERRORS | stream, BodyRoute),
@@ -221,8 +219,8 @@ async def _reply(
     body: TritonRequest,
     model: str,
     names: Sequence[str],
-    write: Callable[[str, list[Output]], dict[str, Any]],
-    pack: Callable[[dict[str, Any]], dict[str, Any] | RawBody] = lambda answer: answer,
+    write: Callable[[str, list[Output]], schemas.Generated | schemas.Inferred],
+    pack: Callable[[Any], schemas.Generated | schemas.Inferred | RawBody] = lambda answer: answer,
 ) -> Response:
     """Return the reply to texts, which has the outputs of these names. Raises ApiError."""
     body.model = model
@@ -235,12 +233,12 @@ async def _embed(
     server: ModelServer,
     request: Request,
     body: TritonRequest,
-    write: Callable[[Output], dict[str, Any] | RawBody],
+    write: Callable[[Output], schemas.Inferred | RawBody],
 ) -> Response:
     """Return the reply with the texts' vectors. Raises ApiError."""
     make = partial(shaped, normalises=server.text.normalises)
 
-    def answer(vectors: Vectors) -> dict[str, Any] | RawBody:
+    def answer(vectors: Vectors) -> schemas.Inferred | RawBody:
         rows = [make(vector) for vector in vectors.values]
         values = [value for row in rows for value in row]
         return write(Output(_EMBEDDING, "FP32", [len(rows), len(rows[0])], values))
@@ -248,24 +246,31 @@ async def _embed(
     return await vectors_of(server, request, body, body.prompts, "text_input", answer)
 
 
-def _inputs(server: ModelServer) -> list[dict[str, Any]]:
+def _inputs(server: ModelServer) -> list[schemas.TensorMetadata]:
     """Return the inputs that a model's metadata names; each other field may be one as well."""
-    texts = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
+    texts = _tensor("text_input", "BYTES", -1)
     if not server.text.has_head:
         return [texts]
     options = {"sampling_parameters": "BYTES"}
     options |= dict.fromkeys(("stream", "exclude_input_in_output"), "BOOL")
     options |= {f"return_{name}": "BOOL" for name in _FLAGS}
-    return [texts, *({"name": n, "datatype": kind, "shape": [1]} for n, kind in options.items())]
+    return [texts, *(_tensor(name, kind, 1) for name, kind in options.items())]
 
 
-def _outputs(server: ModelServer) -> list[dict[str, Any]]:
+def _outputs(server: ModelServer) -> list[schemas.TensorMetadata]:
     """Return the outputs of a model."""
-    vector = {"name": _EMBEDDING, "datatype": "FP32", "shape": [-1, server.text.vector_size]}
-    if not server.text.has_head:
-        return [vector]
-    texts = [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS.items()]
-    return [*texts, vector]
+    vector = _tensor(_EMBEDDING, "FP32", -1, server.text.vector_size)
+    texts = (_tensor(name, kind, -1) for name, kind in OUTPUTS.items())
+    return [*texts, vector] if server.text.has_head else [vector]
+
+
+def _tensor(name: str, kind: str, *shape: int) -> schemas.TensorMetadata:
+    return {"name": name, "datatype": kind, "shape": list(shape)}
+
+
+def _configured(tensor: schemas.TensorMetadata) -> schemas.ConfiguredTensor:
+    kind = _KINDS[tensor["datatype"]]
+    return {"name": tensor["name"], "data_type": kind, "dims": tensor["shape"]}
 
 
 def _add_model(app: FastAPI, server: ModelServer) -> None:
@@ -274,16 +279,10 @@ def _add_model(app: FastAPI, server: ModelServer) -> None:
         _check(server, model, version)
         return Response(status_code=200 if server.unready() is None else 503)
 
-    async def config(model: str, version: str = VERSION) -> dict[str, Any]:
+    async def config(model: str, version: str = VERSION) -> schemas.ModelConfig:
         """Return a model's configuration, as Triton writes it."""
         _check(server, model, version)
-        inputs, outputs = (
-            [
-                {"name": t["name"], "data_type": _KINDS[t["datatype"]], "dims": t["shape"]}
-                for t in tensors
-            ]
-            for tensors in (_inputs(server), _outputs(server))
-        )
+        inputs = list(map(_configured, _inputs(server)))
         for tensor in inputs[1:]:
             tensor["optional"] = True
         return {
@@ -292,44 +291,46 @@ def _add_model(app: FastAPI, server: ModelServer) -> None:
             "backend": "ridgeline",
             "max_batch_size": 0,
             "input": inputs,
-            "output": outputs,
+            "output": list(map(_configured, _outputs(server))),
             "model_transaction_policy": {"decoupled": server.text.has_head},
         }
 
-    async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:
+    async def metadata(model: str, version: str = VERSION) -> schemas.ModelMetadata:
         """Say which inputs and outputs a model has."""
         _check(server, model, version)
-        tensors = {"inputs": _inputs(server), "outputs": _outputs(server)}
-        return {"name": model, "versions": [VERSION], "platform": "ridgeline", **tensors}
+        return {
+            "name": model,
+            "versions": [VERSION],
+            "platform": "ridgeline",
+            "inputs": _inputs(server),
+            "outputs": _outputs(server),
+        }
 
-    async def stats(request: Request, model: str, version: str = VERSION) -> dict[str, Any]:
+    async def stats(
+        request: Request, model: str, version: str = VERSION
+    ) -> schemas.ModelStatistics:
         """Say how many requests a model has had, and how long they took. For operators."""
         check_operator(request.state)
         _check(server, model, version)
         return {"model_stats": [server.statistics_of(model, VERSION)]}
 
-    async def all_stats(request: Request) -> dict[str, Any]:
+    async def all_stats(request: Request) -> schemas.ModelStatistics:
         """Say it of the model and of each adapter. For operators."""
         check_operator(request.state)
         names = (*server.names[:1], *server.loras.names)
         return {"model_stats": [server.statistics_of(name, VERSION) for name in names]}
 
-    said = TEXT_ERRORS | {200: {"model": answers.ModelStatistics}}
-    app.router.add_api_route(ALL_STATS, all_stats, methods=["GET"], responses=said)
-    routes: dict[str, tuple[Callable[..., Any], Any]] = {
-        READY: (ready, None),
-        STATS: (stats, answers.ModelStatistics),
-        "/config": (config, answers.ModelConfig),
-        "": (metadata, answers.ModelMetadata),
-    }
-    for path, (route, kind) in routes.items():
+    app.router.add_api_route(ALL_STATS, all_stats, methods=["GET"], responses=TEXT_ERRORS)
+    routes: dict[str, Callable[..., Any]]
+    routes = {READY: ready, STATS: stats, "/config": config, "": metadata}
+    for path, route in routes.items():
         for full in paths(path):
             app.router.add_api_route(
                 full,
                 route,
                 methods=["GET"],
-                responses=TEXT_ERRORS | ({200: {"model": kind}} if kind else {}),
-                response_class=JSONResponse if kind else Response,
+                responses=TEXT_ERRORS,
+                response_class=Response if path == READY else JSONResponse,
                 include_in_schema="{version}" not in full,
             )
 

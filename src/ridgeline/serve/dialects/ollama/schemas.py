@@ -1,53 +1,56 @@
-"""The shapes of Ollama's answers, for the OpenAPI document; tests hold real answers to them."""
+"""The shapes of Ollama's answers, and what is documented of its streams."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
-from ridgeline.serve.dialects.documented import Shaped
+from ridgeline.serve.answer.schemas import ClosedDict, EndedBy, StageFields
 
 LINES = "Lines of JSON; the last says that it is done, or has an error."
 
 
-class CalledFunction(Shaped):
+class CalledFunction(ClosedDict):
     """The function that is called, and its arguments."""
 
     name: str
     arguments: dict[str, Any]
 
 
-class CalledTool(Shaped):
+class CalledTool(ClosedDict):
     """A call."""
 
     id: str
     function: CalledFunction
 
 
-class SaidMessage(Shaped):
+class SaidMessage(ClosedDict):
     """What the model says."""
 
     role: Literal["assistant"]
     content: str
-    thinking: str | None = None
-    tool_calls: list[CalledTool] | None = None
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[CalledTool]]
 
 
-class Answered(Shaped):
+class RankedTokens(ClosedDict, total=False):
+    """The tokens of an answer, each with the likeliest in its place."""
+
+    logprobs: list[dict[str, Any]]
+
+
+class Answered(EndedBy, StageFields, RankedTokens):
     """What all answers have; times in nanoseconds."""
 
     model: str
     created_at: str
     done: Literal[True]
     done_reason: Literal["stop", "length", "load", "unload"]
-    ended_by: str | None = None
-    total_duration: int | None = None
-    load_duration: int | None = None
-    prompt_eval_count: int | None = None
-    prompt_eval_duration: int | None = None
-    eval_count: int | None = None
-    eval_duration: int | None = None
-    logprobs: list[dict[str, Any]] | None = None
-    receipt: dict[str, Any] | None = None
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
 
 
 class ChatAnswered(Answered):
@@ -56,14 +59,18 @@ class ChatAnswered(Answered):
     message: SaidMessage
 
 
-class GenerateAnswered(Answered):
-    """The answer of /api/generate."""
+class SaidText(ClosedDict):
+    """What continues a prompt."""
 
     response: str
-    thinking: str | None = None
+    thinking: NotRequired[str]
 
 
-class Embedded(Shaped):
+class GenerateAnswered(Answered, SaidText):
+    """The answer of /api/generate."""
+
+
+class Embedded(ClosedDict):
     """The answer of /api/embed; times in nanoseconds."""
 
     model: str
@@ -73,19 +80,19 @@ class Embedded(Shaped):
     prompt_eval_count: int
 
 
-class EmbeddedOne(Shaped):
+class EmbeddedOne(ClosedDict):
     """The answer of /api/embeddings."""
 
     embedding: list[float]
 
 
-class Progress(Shaped):
+class Progress(ClosedDict):
     """How far a model is."""
 
     status: str
 
 
-class ModelDetails(Shaped):
+class ModelDetails(ClosedDict):
     """What a model is."""
 
     parent_model: str
@@ -96,7 +103,7 @@ class ModelDetails(Shaped):
     quantization_level: str
 
 
-class ModelEntry(Shaped):
+class ModelEntry(ClosedDict):
     """A model in a list."""
 
     name: str
@@ -110,24 +117,24 @@ class ModelEntry(Shaped):
 class LoadedEntry(ModelEntry):
     """A model that is loaded."""
 
-    expires_at: str
     size_vram: int
     context_length: int
+    expires_at: str
 
 
-class ModelList(Shaped):
+class ModelList(ClosedDict):
     """The answer of /api/tags."""
 
     models: list[ModelEntry]
 
 
-class LoadedList(Shaped):
+class LoadedList(ClosedDict):
     """The answer of /api/ps."""
 
     models: list[LoadedEntry]
 
 
-class Shown(Shaped):
+class Shown(ClosedDict):
     """The answer of /api/show."""
 
     modelfile: str
@@ -137,4 +144,4 @@ class Shown(Shaped):
     model_info: dict[str, Any]
     capabilities: list[str]
     modified_at: str
-    system: str | None = None
+    system: NotRequired[str]

@@ -1,31 +1,32 @@
-"""The shapes of the Responses API's answers, for the OpenAPI document."""
+"""The shapes of the Responses API's answers, and what is documented of its streams."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ridgeline.serve.dialects.documented import Shaped
-from ridgeline.serve.dialects.openai.documented import RankedTokenLogprob
+from ridgeline.serve.answer.schemas import ClosedDict, EndedBy, RankedTokenLogprob, StageFields
 
 RESPONSE_EVENTS = "Events named `response.*` with a `sequence_number`; the last has the response."
 
+_Empty = Annotated[list[str], Field(max_length=0)]
 
-class InputTokensDetails(Shaped):
+
+class InputTokensDetails(ClosedDict):
     """Where the prompt's tokens came from."""
 
     cache_write_tokens: Literal[0]
     cached_tokens: int
 
 
-class OutputTokensDetails(Shaped):
+class OutputTokensDetails(ClosedDict):
     """What the answer's tokens were for."""
 
     reasoning_tokens: int
 
 
-class ResponseUsage(Shaped):
+class ResponseUsage(ClosedDict):
     """The count of tokens, in the Responses API's names."""
 
     input_tokens: int
@@ -35,23 +36,23 @@ class ResponseUsage(Shaped):
     total_tokens: int
 
 
-class OutputText(Shaped):
+class OutputText(ClosedDict):
     """Text for the user."""
 
     type: Literal["output_text"]
     text: str
-    annotations: list[str] = Field(max_length=0)
+    annotations: _Empty
     logprobs: list[RankedTokenLogprob]
 
 
-class ReasoningText(Shaped):
+class ReasoningText(ClosedDict):
     """What the model thought."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class _OutputItem(Shaped):
+class _OutputItem(ClosedDict):
     id: str
     status: Literal["completed", "incomplete"]
 
@@ -68,7 +69,7 @@ class OutputReasoning(_OutputItem):
     """An item with reasoning, shown whole, so that nothing is summed up."""
 
     type: Literal["reasoning"]
-    summary: list[str] = Field(max_length=0)
+    summary: _Empty
     content: list[ReasoningText]
 
 
@@ -81,7 +82,10 @@ class OutputCall(_OutputItem):
     arguments: str
 
 
-class ResponseObject(Shaped):
+OutputItem = OutputMessage | OutputReasoning | OutputCall
+
+
+class ResponseObject(EndedBy, StageFields):
     """What POST /v1/responses returns, unless it streams."""
 
     id: str
@@ -91,12 +95,11 @@ class ResponseObject(Shaped):
     background: Literal[False]
     error: None
     incomplete_details: dict[str, str] | None
-    ended_by: str | None = None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, Any] | None
     model: str
-    output: list[OutputMessage | OutputReasoning | OutputCall]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, str | None]
@@ -110,4 +113,3 @@ class ResponseObject(Shaped):
     truncation: Literal["disabled"]
     usage: ResponseUsage
     user: str | None
-    receipt: dict[str, Any] | None = None
