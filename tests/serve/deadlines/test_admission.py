@@ -16,8 +16,9 @@ import pytest
 
 from ridgeline.core.step import Step
 from ridgeline.foresight.deadline import PromiseMargin
+from ridgeline.serve.answer.schemas import Completion
 from ridgeline.serve.deadlines import admission
-from tests.serve.serving import Served, hold, serving
+from tests.serve.serving import Served, check_shape, hold, serving
 from tests.waiting import PATIENCE_S, eventually
 
 ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
@@ -125,6 +126,7 @@ def test_in_the_band_of_the_margin_it_is_accepted_without_a_promise(
     plain = knowing.call("/v1/completions", ASK)[1]["choices"]
     status, answer, headers = knowing.call("/v1/completions", body)
     assert (status, answer["choices"], headers["x-ridgeline-promise"]) == (200, plain, "unpromised")
+    check_shape(Completion, answer)
     promise = answer["metrics"]["promise"]
     assert (promise["promised"], promise["outcome"]) == (False, "in_time")
     assert outcomes(knowing) == before | {"in_time": before["in_time"] + 1}
