@@ -52,7 +52,7 @@ from ridgeline.serve.prepare import Ids, Prepared, Preparer
 from ridgeline.serve.sleep_state import SleepState
 
 # Of a body, and the names to show.
-NewWriter = Callable[[ResponseBuilder, Any, str, str, str], ResponseWriter]
+NewWriter = Callable[[ResponseBuilder, str, str], ResponseWriter]
 
 
 class GivenStages(Protocol):
@@ -370,7 +370,7 @@ class ModelServer:
         answers = ResponseBuilder(self.text, body, stream, prepared.form, room=prepared.room)
         self.note(request, PreparedRequest(body, name, fingerprint, params, answers))
         answers.pass_through(self.stages.row(answers, prepared))
-        writer = new_writer(answers, body, stream.name, name, fingerprint)
+        writer = new_writer(answers, name, fingerprint)
         deadline = prepared.deadline
         promising = partial(self.deadline_admission.request, stream, deadline) if deadline else None
         parts = stream, answers, body, writer, dialect

@@ -255,7 +255,7 @@ def test_logprobs_are_those_of_text(thinker: Served, stream: bool, size: int) ->
     async def response() -> dict[str, Any]:
         one = RequestStream([(1,)], params, text.new_text, StreamCaller(""))
         answers = ResponseBuilder(text, chat, one, form)
-        shape = ResponsesWriter(answers, chat, "1", "tiny", "", asked=asked)
+        shape = ResponsesWriter(answers, "tiny", "", asked=asked)
         for event in events:
             shape.take(event)
         return shape.whole()

@@ -18,9 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from ridgeline.core.records import RequestRecord
 from ridgeline.serve.answer.dialect import Dialect
-from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
+from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, progress_of
-from ridgeline.serve.answer.schemas import AnswerEnd, AnswerNames, ChatCompletion, Completion
 from ridgeline.serve.answer.stages import Earlier, Stage, behind
 from ridgeline.serve.deadlines.field import PROMISE
 from ridgeline.serve.deadlines.promise import Promise
@@ -133,45 +132,21 @@ class OpenAiWriter:
 
     stream_type, ping = SSE, PING
 
-    def __init__(
-        self,
-        answers: ResponseBuilder,
-        body: ChatRequest | CompletionRequest,
-        request_id: str,
-        model: str,
-        fingerprint: str,
-    ) -> None:
-        """Write ``answers`` as ``body`` wants; the names stand in each object."""
-        self._answers, self._body = answers, body
-        self._is_chat = isinstance(body, ChatRequest)
-        self._start: AnswerNames = {
-            "id": ("chatcmpl-" if self._is_chat else "cmpl-") + request_id,
-            "object": "chat.completion.chunk" if self._is_chat else "text_completion",
-            "created": answers.created_s,
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
+    def __init__(self, answers: ResponseBuilder, model: str, fingerprint: str) -> None:
+        """Write ``answers`` as their request wants; the names stand in each object."""
+        self._answers, self._body = answers, (body := answers.body)
+        names = {True: ("chatcmpl-", "chat.completion"), False: ("cmpl-", "text_completion")}
+        prefix, kind = names[isinstance(body, ChatRequest)]
+        if body.stream and isinstance(body, ChatRequest):
+            kind += ".chunk"
+        self._start: dict[str, Any] = {"id": prefix + answers.stream.name, "object": kind}
+        self._start |= {"created": answers.created_s, "model": model}
+        self._start["system_fingerprint"] = fingerprint
         self._has_begun = False
 
-    def whole(self) -> ChatCompletion | Completion:
+    def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
-        choices: list[Any] = self._answers.whole()  # of its kind
-        if self._is_chat:
-            return {
-                **self._start,
-                "object": "chat.completion",
-                "choices": choices,
-                "usage": self._answers.usage(),
-                **self._answers.of_prompt(),
-                **self._end(),
-            }
-        return {
-            **self._start,
-            "object": "text_completion",
-            "choices": choices,
-            "usage": self._answers.usage(),
-            **self._end(),
-        }
+        return self._closing(self._answers.whole())
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
@@ -181,16 +156,15 @@ class OpenAiWriter:
 
     def _progress(self, prompt: int, progress: PromptProgress) -> bytes:
         """Return a chunk with nothing new of the answer: the first one may be only a role."""
-        news: Choice = {"text": ""}
-        if self._is_chat:
-            news = {"delta": {"role": "assistant", "content": None}}
+        is_chat = isinstance(self._body, ChatRequest)
+        news = {"delta": {"role": "assistant", "content": None}} if is_chat else {"text": ""}
         choice = {"index": self._answers.choice_of(prompt), **news, "finish_reason": None}
         chunk = {**self._start, "choices": [choice], "prompt_progress": progress_of(progress)}
         return sse(chunk | {"usage": None} if self._body.wants_usage else chunk)
 
     def _chunk(self, choice: Choice) -> bytes:
         chunk: dict[str, Any] = {**self._start, "choices": [choice]}
-        if self._is_chat and not self._has_begun:
+        if isinstance(self._body, ChatRequest) and not self._has_begun:
             self._has_begun = True
             chunk |= self._answers.of_prompt()
         if self._body.wants_continuous_usage:
@@ -207,30 +181,31 @@ class OpenAiWriter:
         body = self._body
         wants_more = body.include_timings or body.timings_per_token or body.verbose
         if body.wants_usage or wants_more or self._answers.stages:
-            usage = self._answers.usage()
-            last = sse({**self._start, "choices": [], "usage": usage, **self._end()}) + last
+            last = sse(self._closing([])) + last
         return last
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
         return sse(error.body())
 
-    def _end(self) -> AnswerEnd:
-        """Return what the request wants to know beside the answer, and what stages say of it."""
-        end: AnswerEnd = {}
+    def _closing(self, choices: list[Choice]) -> dict[str, Any]:
+        usage = self._answers.usage()
+        closing = {**self._start, "choices": choices, "usage": usage}
+        if isinstance(self._body, ChatRequest) and not self._body.stream:
+            closing |= self._answers.of_prompt()
         if self._body.include_timings:
-            end["metrics"] = self._answers.timings()
+            closing["metrics"] = self._answers.timings()
         if self._body.timings_per_token:
-            end["timings"] = self._answers.pace()
-        end = {**end, **self._answers.ends(self._texts)}
+            closing["timings"] = self._answers.pace()
+        closing |= self._answers.ends(self._texts)
         if self._body.verbose:
-            end["__verbose"] = {"prompt": self._answers.prompt_text()}
-        return end
+            closing["__verbose"] = {"prompt": self._answers.prompt_text()}
+        return closing
 
     def _texts(self) -> dict[str, str]:
         """Return all texts that were shown, by their places in the answer."""
         chosen = self._answers.chosen
-        if not self._is_chat:
+        if not isinstance(self._body, ChatRequest):
             return {f"choices[{one.index}].text": one.kept_text for one in chosen}
         return {
             f"choices[{one.index}].message.{place}": text
@@ -410,7 +385,6 @@ class Reply(Response):
             await self._send(send, data, headers, more_body=False)
 
     def _whole(self, encode: Callable[[Any], str]) -> RawBody:
-        """Return the whole answer as it is sent."""
         whole = self._writer.whole()
         return whole if isinstance(whole, RawBody) else RawBody(encode(whole).encode(), _JSON)
 

@@ -1,7 +1,7 @@
-"""The shapes of OpenAI's completions, which their builders make and the OpenAPI document shows.
+"""The shapes of OpenAI's completions, which builders make and the OpenAPI document shows.
 
-They cost nothing while a server runs. What an answer may lack often stands in a shape of its own,
-which is unpacked into it. Below them is what the document says of each route's streams and errors.
+They cost nothing while a server runs. What an answer may lack may stand in a shape of its own, to
+be unpacked into it. Below them is what the document says of each route's streams and errors.
 """
 
 from __future__ import annotations
@@ -182,31 +182,17 @@ class CompletionChoice(_Choice, PromptFields):
     logprobs: CompletionLogprobs | None
 
 
-class _Names(ClosedDict):
+_Verbose = TypedDict("_Verbose", {"__verbose": NotRequired[dict[str, str]]})
+
+
+class _Answer(StageFields, _Verbose):
     id: str
     created: int
     model: str
     system_fingerprint: str
-
-
-class AnswerNames(_Names):
-    """What each object of an answer begins with."""
-
-    object: str
-
-
-_Verbose = TypedDict("_Verbose", {"__verbose": dict[str, str]}, total=False)
-
-
-class AnswerEnd(StageFields, _Verbose, total=False):
-    """What a request wants to know beside an answer."""
-
-    metrics: Timings
-    timings: InfillTimings
-
-
-class _Answer(_Names, AnswerEnd):
     usage: Usage
+    metrics: NotRequired[Timings]
+    timings: NotRequired[InfillTimings]
 
 
 class ChatCompletion(_Answer, PromptFields):

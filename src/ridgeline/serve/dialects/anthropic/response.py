@@ -11,7 +11,6 @@ from typing import Any
 from pydantic_core import from_json
 
 from ridgeline.serve.answer.items import Item, Items
-from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.answer.reply import SSE, sse
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder
 from ridgeline.serve.answer.schemas import StageFields
@@ -44,17 +43,10 @@ class AnthropicWriter:
 
     stream_type, ping = SSE, b"event: ping\n" + sse({"type": "ping"})
 
-    def __init__(
-        self,
-        answers: ResponseBuilder,
-        body: ChatRequest,
-        request_id: str,
-        model: str,
-        fingerprint: str,
-    ) -> None:
-        """Write ``answers`` to what ``body`` asks."""
-        self._answers, self._is_streamed = answers, bool(body.stream)
-        self._id, self._model = f"msg_{request_id}", model
+    def __init__(self, answers: ResponseBuilder, model: str, fingerprint: str) -> None:
+        """Write ``answers`` of a model."""
+        self._answers, self._is_streamed = answers, bool(answers.body.stream)
+        self._id, self._model = f"msg_{answers.stream.name}", model
         self._items = Items()
         self._stop_reason: Any = None  # until the message has ended
         self._stop_sequence: str | None = None
@@ -154,7 +146,6 @@ class AnthropicWriter:
 
 
 def _block(item: Item) -> schemas.ContentBlock:
-    """Return an item as a content block."""
     if item.kind == "text":
         return {"type": "text", "text": item.text}
     if item.kind == "reasoning":

@@ -232,11 +232,10 @@ class LlamaCppWriter:
     def __init__(
         self,
         answers: ResponseBuilder,
-        body: LlamaCppRequest,
-        request_id: str,
         model: str,
         fingerprint: str,
         *,
+        body: LlamaCppRequest,
         prompts: Sequence[Sequence[int]],
         is_truncated: bool = False,
         remember: Callable[[Request], None] = lambda request: None,

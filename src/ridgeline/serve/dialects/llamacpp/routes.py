@@ -205,7 +205,7 @@ def add_llamacpp(app: FastAPI, server: ModelServer) -> None:
         body: LlamaCppRequest, request: Request, prompts: Sequence[Ids]
     ) -> partial[LlamaCppWriter]:
         remember = slots.remembering(request.state.tenant, body.id_slot)
-        return partial(LlamaCppWriter, prompts=prompts, remember=remember)
+        return partial(LlamaCppWriter, body=body, prompts=prompts, remember=remember)
 
     @app.post("/infill", responses=answered)
     async def infill(body: InfillRequest, request: Request) -> Response:

@@ -75,7 +75,6 @@ def _logprobs(asked: Asked) -> dict[str, Any]:
 
 
 def _common(asked: Asked) -> dict[str, Any]:
-    """Return what both kinds of request have in common."""
     options = asked.options or OllamaOptions.model_validate({})
     length = options.num_predict
     return {

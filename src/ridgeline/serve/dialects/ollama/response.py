@@ -13,7 +13,6 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from ridgeline.serve.answer.items import Item, Items
-from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder
 from ridgeline.serve.dialects.ollama import schemas
 from ridgeline.serve.engine.request_stream import StreamEvent
@@ -28,16 +27,10 @@ class OllamaWriter:
     stream_type, ping = "application/x-ndjson", b""  # each line is an object: there is no ping
 
     def __init__(
-        self,
-        answers: ResponseBuilder,
-        body: ChatRequest | CompletionRequest,
-        request_id: str,
-        model: str,
-        fingerprint: str,
-        *,
-        is_chat: bool,
+        self, answers: ResponseBuilder, model: str, fingerprint: str, *, is_chat: bool
     ) -> None:
         """Write ``answers``, as messages or, unless ``is_chat``, as responses."""
+        body = answers.body
         self._answers, self._is_streamed, self._is_chat = answers, bool(body.stream), is_chat
         self._model, self._created_at = body.model or model, time_of(answers.created_s)
         self._items = Items()
@@ -134,7 +127,6 @@ class OllamaWriter:
 
 
 def _call(item: Item) -> schemas.CalledTool:
-    """Return an item as a call."""
     arguments = from_json(item.text or "{}", allow_partial=True)  # max_tokens may have cut them
     return {"id": item.call_id, "function": {"name": item.name, "arguments": arguments}}
 

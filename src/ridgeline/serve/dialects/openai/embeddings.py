@@ -25,7 +25,7 @@ from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.dialect import OPENAI
 from ridgeline.serve.answer.protocol import EACH, TextOrIds
 from ridgeline.serve.answer.reply import RawBody, Reply
-from ridgeline.serve.answer.schemas import ERRORS, documented
+from ridgeline.serve.answer.schemas import ERRORS, PromptTokensDetails, documented
 from ridgeline.serve.answer.stages import PreparedRequest, Stage
 from ridgeline.serve.deadlines.promise import Promise
 from ridgeline.serve.dialects.openai import schemas
@@ -164,11 +164,8 @@ class Vectors:
     def usage(self) -> schemas.InputUsage:
         """Return OpenAI's count of tokens, those that the model puts around a text included."""
         count = sum(map(len, self._stream.prompts))
-        return {
-            "prompt_tokens": count,
-            "total_tokens": count,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached},
-        }
+        details: PromptTokensDetails = {"cached_tokens": self.num_cached}
+        return {"prompt_tokens": count, "total_tokens": count, "prompt_tokens_details": details}
 
     def timings(self) -> dict[str, Any]:
         """Return the engine's times, nothing if no vector came."""

@@ -11,17 +11,16 @@ from itertools import chain
 from typing import Any
 
 from ridgeline.serve.answer.items import Item, Items
-from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.answer.reply import PING, SSE, sse
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder, progress_of
-from ridgeline.serve.answer.schemas import StageFields
 from ridgeline.serve.dialects.responses import schemas
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.serve.http.errors import ApiError
 
-# By the kind of an item: how ids begin, and what its part is.
+# By the kind of an item: how ids begin, what it is called, and what its part is.
 _PREFIX = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
+_TYPE = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _PART = {"text": "output_text", "reasoning": "reasoning_text"}
 _PLACES = {  # of texts, by the kind of an item and its attribute
@@ -38,18 +37,12 @@ class ResponsesWriter:
     stream_type, ping = SSE, PING
 
     def __init__(
-        self,
-        answers: ResponseBuilder,
-        body: ChatRequest,
-        request_id: str,
-        model: str,
-        fingerprint: str,
-        *,
-        asked: ResponsesRequest,
+        self, answers: ResponseBuilder, model: str, fingerprint: str, *, asked: ResponsesRequest
     ) -> None:
         """Write ``answers`` to what was ``asked``."""
         self._answers, self._asked = answers, asked
-        self._id, self._model, self._created = f"resp_{request_id}", model, answers.created_s
+        self._id, self._model = f"resp_{answers.stream.name}", model
+        self._created = answers.created_s
         self._items = Items()
         self._ids: list[str] = []  # by item
         self._shown: list[list[Any]] = []  # logprobs, by item
@@ -58,16 +51,16 @@ class ResponsesWriter:
         self._logprobs: list[Any] = []  # of tokens whose text is still to come
         self._num_reasoning = 0  # tokens so far
 
-    def whole(self) -> schemas.ResponseObject:
+    def whole(self) -> dict[str, Any]:
         """Return the whole response."""
-        return self._response(self._answers.ends(partial(self._items.texts, _PLACES)))
+        return self._response() | {**self._answers.ends(partial(self._items.texts, _PLACES))}
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of the answer as server-sent events."""
         if isinstance(event[1], PromptProgress):
             more = {"prompt_progress": progress_of(event[1])}
             begin = list(self._begin())
-            return [*begin, self._event("in_progress", response=self._response({}), **more)]
+            return [*begin, self._event("in_progress", response=self._response(), **more)]
         news = self._answers.take_chunks(event)
         return [one for choice in news for one in (*self._begin(), *self._take(choice))]
 
@@ -79,7 +72,7 @@ class ResponsesWriter:
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
-        response = {**self._response({}), "status": "failed", "error": error.body()["error"]}
+        response = self._response() | {"status": "failed", "error": error.body()["error"]}
         return self._event("failed", response=response)
 
     # --- events --------------------------------------------------------------------------------
@@ -94,8 +87,8 @@ class ResponsesWriter:
 
     def _begin(self) -> Iterator[bytes]:
         if not self._number:
-            yield self._event("created", response=self._response({}))
-            yield self._event("in_progress", response=self._response({}))
+            yield self._event("created", response=self._response())
+            yield self._event("in_progress", response=self._response())
 
     def _take(self, choice: Choice) -> Iterator[bytes]:
         """Put a delta into the items, and yield the events that say so."""
@@ -141,7 +134,7 @@ class ResponsesWriter:
         self._ids.append(self._answers.new_id(_PREFIX[item.kind], item.index))
         self._shown.append([])
         empty = {"content": list[Any]()} if item.kind in _PART else {}
-        shown: dict[str, Any] = {**self._item(item), **empty}
+        shown = self._item(item) | empty
         yield self._event("output_item.added", output_index=item.index, item=shown)
         if item.kind in _PART:
             yield self._event("content_part.added", **self._place(item), part=self._part(item))
@@ -166,31 +159,15 @@ class ResponsesWriter:
 
     # --- the object ----------------------------------------------------------------------------
 
-    def _item(self, item: Item) -> schemas.OutputItem:
-        status: Any = "in_progress"  # in events alone
-        if item is not self._items.open:
-            is_cut = self._finish_reason in _INCOMPLETE and item is self._items.all[-1]
-            status = "incomplete" if is_cut else "completed"
-        name = self._ids[item.index]
+    def _item(self, item: Item) -> dict[str, Any]:
+        is_cut = self._finish_reason in _INCOMPLETE and item is self._items.all[-1]
+        status = "incomplete" if is_cut else "completed"
+        status = "in_progress" if item is self._items.open else status
+        shown = {"id": self._ids[item.index], "type": _TYPE[item.kind], "status": status}
         if item.kind == "call":
-            return {
-                "id": name,
-                "type": "function_call",
-                "status": status,
-                "call_id": item.call_id,
-                "name": item.name,
-                "arguments": item.text,
-            }
-        parts = [self._part(item)]
-        if item.kind == "text":
-            return {
-                "id": name,
-                "type": "message",
-                "status": status,
-                "role": "assistant",
-                "content": parts,
-            }
-        return {"id": name, "type": "reasoning", "status": status, "summary": [], "content": parts}
+            return shown | {"call_id": item.call_id, "name": item.name, "arguments": item.text}
+        role: dict[str, Any] = {"role": "assistant"} if item.kind == "text" else {"summary": []}
+        return shown | role | {"content": [self._part(item)]}
 
     def _part(self, item: Item) -> Any:
         if item.kind == "reasoning":
@@ -201,15 +178,15 @@ class ResponsesWriter:
         text = {"type": "output_text", "text": item.text, "annotations": [], "logprobs": logprobs}
         return text
 
-    def _response(self, stages: StageFields) -> schemas.ResponseObject:
-        """Return the response as far as it is; one that has not ended has no usage."""
-        asked, reason, shown = self._asked, self._finish_reason, self._answers.shown
+    def _response(self) -> dict[str, Any]:
+        asked, reason = self._asked, self._finish_reason
         form = asked.text and asked.text.format
         why_cut = _INCOMPLETE.get(reason or "")
-        status: Any = "incomplete" if why_cut else "completed" if reason else "in_progress"
-        usage: Any = self._usage() if reason else None
-        effort = asked.reasoning.effort if asked.reasoning else None
-        tools = shown(asked.model_dump(include={"tool_choice", "tools"}))
+        status = "incomplete" if why_cut else "completed" if reason else "in_progress"
+        said = self._answers.shown(asked.model_dump(
+            include={"instructions", "max_output_tokens", "metadata", "temperature", "tool_choice",
+                     "tools", "top_p", "user", "top_logprobs"}
+        ))  # fmt: skip
         return {
             "id": self._id,
             "object": "response",
@@ -222,22 +199,15 @@ class ResponsesWriter:
             "model": self._model,
             "output": list(map(self._item, self._items.all)),
             "previous_response_id": None,
-            "reasoning": {"effort": effort, "summary": None},
+            "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
             "store": False,
-            "text": {"format": shown(form) or {"type": "text"}},
+            "text": {"format": self._answers.shown(form) or {"type": "text"}},
             "truncation": "disabled",
-            "usage": usage,
-            "instructions": shown(asked.instructions),
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": shown(asked.metadata),
-            "temperature": asked.temperature,
-            "tool_choice": tools["tool_choice"] or "auto",
-            "tools": tools["tools"] or [],
-            "top_logprobs": asked.top_logprobs,
-            "top_p": asked.top_p,
-            "user": shown(asked.user),
+            "usage": self._usage() if reason else None,
+            **said,
             "parallel_tool_calls": self._answers.is_parallel,
-            **stages,
+            "tools": said["tools"] or [],
+            "tool_choice": said["tool_choice"] or "auto",
         }
 
     def _usage(self) -> schemas.ResponseUsage:

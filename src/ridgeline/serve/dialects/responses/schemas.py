@@ -82,9 +82,6 @@ class OutputCall(_OutputItem):
     arguments: str
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
-
-
 class ResponseObject(EndedBy, StageFields):
     """What POST /v1/responses returns, unless it streams."""
 
@@ -99,7 +96,7 @@ class ResponseObject(EndedBy, StageFields):
     max_output_tokens: int | None
     metadata: dict[str, Any] | None
     model: str
-    output: list[OutputItem]
+    output: list[OutputMessage | OutputReasoning | OutputCall]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, str | None]

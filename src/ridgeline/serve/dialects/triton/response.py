@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from ridgeline.serve.answer.reply import PING, SSE, RawBody, sse
 from ridgeline.serve.answer.response_builder import Choice, ResponseBuilder
-from ridgeline.serve.dialects.triton.protocol import TritonRequest
-from ridgeline.serve.dialects.triton.schemas import Generated, Inferred, OutputTensor, RequestId
+from ridgeline.serve.dialects.triton.schemas import Generated, Inferred, OutputTensor
 from ridgeline.serve.dialects.triton.tensors import pack
 from ridgeline.serve.engine.request_stream import StreamEvent
 from ridgeline.serve.http.errors import ApiError
@@ -44,8 +43,10 @@ def inferred(model: str, outputs: Sequence[Output], *, request_id: str | int | N
         {"name": one.name, "datatype": one.datatype, "shape": one.shape, "data": one.values}
         for one in outputs
     ]
-    named: RequestId = {} if request_id is None else {"id": str(request_id)}
-    return {"model_name": model, "model_version": VERSION, **named, "outputs": tensors}
+    if request_id is None:
+        return {"model_name": model, "model_version": VERSION, "outputs": tensors}
+    name = str(request_id)
+    return {"model_name": model, "model_version": VERSION, "id": name, "outputs": tensors}
 
 
 def packed(answer: Inferred, wants_bytes: Callable[[str], bool]) -> Inferred | RawBody:
@@ -72,8 +73,6 @@ class TritonWriter:
     def __init__(
         self,
         answers: ResponseBuilder,
-        body: TritonRequest,
-        request_id: str,
         model: str,
         fingerprint: str,
         *,

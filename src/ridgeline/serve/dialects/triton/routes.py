@@ -171,21 +171,19 @@ def _add_answers(app: FastAPI, server: ModelServer) -> None:
         note_ignored(reply, asked.ignored())
         return reply
 
-    one = TEXT_ERRORS | {200: {"model": schemas.Inferred}}
-    stream = documented(schemas.Generated, schemas.EVENTS)
-    generated_once = TEXT_ERRORS | {200: {"model": schemas.Generated}}
+    events = documented(schemas.Generated, schemas.EVENTS)
     routes: dict[str, tuple[Callable[..., Any], Any, type[BodyRoute]]] = {
-        "/generate": (generate, generated_once, BodyRoute),
-        "/generate_stream": (generate_stream, TEXT_ERRORS | stream, BodyRoute),
-        "/infer": (infer, one, TensorRoute),
+        "/generate": (generate, {200: {"model": schemas.Generated}}, BodyRoute),
+        "/generate_stream": (generate_stream, events, BodyRoute),
+        "/infer": (infer, {200: {"model": schemas.Inferred}}, TensorRoute),
     }
-    for path, (route, responses, kind) in routes.items():
+    for path, (route, answered, kind) in routes.items():
         for full in paths(path):
             app.router.add_api_route(
                 full,
                 route,
                 methods=["POST"],
-                responses=responses,
+                responses=TEXT_ERRORS | answered,
                 route_class_override=kind,
                 include_in_schema="{version}" not in full,
             )
@@ -258,7 +256,6 @@ def _inputs(server: ModelServer) -> list[schemas.TensorMetadata]:
 
 
 def _outputs(server: ModelServer) -> list[schemas.TensorMetadata]:
-    """Return the outputs of a model."""
     vector = _tensor(_EMBEDDING, "FP32", -1, server.text.vector_size)
     texts = (_tensor(name, kind, -1) for name, kind in OUTPUTS.items())
     return [*texts, vector] if server.text.has_head else [vector]

@@ -93,15 +93,10 @@ class OutputTensor(ClosedDict):
     parameters: NotRequired[dict[str, Any]]
 
 
-class RequestId(ClosedDict, total=False):
-    """The name that a request gave itself."""
-
-    id: str
-
-
-class Inferred(RequestId):
+class Inferred(ClosedDict):
     """The answer of infer."""
 
     model_name: str
     model_version: str
+    id: NotRequired[str]
     outputs: list[OutputTensor]
