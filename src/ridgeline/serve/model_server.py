@@ -224,7 +224,8 @@ class ModelServer:
 
     def _fill(self, request: Rendering | CompletionRequest) -> None:
         """Give a request by an alias what the alias adds."""
-        if alias := self.alias_of(getattr(request, "model", None) or ""):
+        model = getattr(request, "model", None)
+        if model and (alias := self.alias_of(model)):
             alias.fill(request)
 
     def spec(self, model: str | None) -> ModelSpec:

@@ -57,11 +57,8 @@ def find_model(model: str, stores: ModelStores, budget_bytes: int) -> LocalModel
         return LocalModel(path, {})
     elif path.is_file():
         raise ValueError(f"{model!r} is not a .gguf file; for safetensors give their directory")
-    elif parse_hub_name(model):
-        if found := _of_hub(model, stores, budget_bytes):
-            return found
-    elif model and (place_of := stores.find_ollama(model)):
-        return LocalModel(place_of.path, place_of.sampling)
+    elif model and not parse_hub_name(model) and (of_ollama := stores.find_ollama(model)):
+        return LocalModel(of_ollama.path, of_ollama.sampling)
     elif hub_names(model):
         if found := _of_hub(model, stores, budget_bytes):
             return found

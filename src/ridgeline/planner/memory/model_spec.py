@@ -350,6 +350,13 @@ def adapter_room(flags: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoom
             not fit the room that was wished for.
     """
     options = flags.of_adapters
+    if not (options.adapters or options.enable_lora):
+        if flags.max_lora_rank or flags.lora_memory:
+            raise ValueError(
+                "--max-lora-rank and --lora-memory need adapters: name some with --lora, or "
+                "give --enable-lora"
+            )
+        return NO_ADAPTERS
     if options.adapters and checkpoint is None:
         raise ValueError(
             "--lora: adapters are read for models that this engine runs; for this one give "
@@ -359,13 +366,6 @@ def adapter_room(flags: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoom
     adapters = read_adapters(options.adapters, base) if base else {}
     weights = [one for _, one in adapters.values()]
     max_lora_rank, num_bytes = room_for(options, weights)
-    if not max_lora_rank:
-        if flags.max_lora_rank or flags.lora_memory:
-            raise ValueError(
-                "--max-lora-rank and --lora-memory need adapters: name some with --lora, or "
-                "give --enable-lora"
-            )
-        return NO_ADAPTERS
     for name, one in zip(adapters, weights, strict=True):
         if one.rank > max_lora_rank:
             raise ValueError(
