@@ -72,7 +72,7 @@ def as_fleet(load: Sequence[SimRequest]) -> Run:
     start_s = time.process_time()
     ended = serve_fleet(load, _SETTINGS, _TIMES, 1)
     took_s = time.process_time() - start_s
-    ends_s = {one.asked.name: one.finish_s for one in ended}
+    ends_s = {one.request.name: one.finish_s for one in ended}
     return Run(took_s, [ends_s[asked.name] for asked in load], 0)
 
 

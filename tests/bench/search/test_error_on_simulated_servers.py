@@ -54,7 +54,7 @@ def server(seed: int) -> Serve:
             for index, arrival_s in enumerate(arrivals_s, first)
         ]
         outcomes = [
-            Outcome(int(e.asked.name), e.arrival_s, e.arrival_s, e.finish_s, list(e.token_s))
+            Outcome(int(e.request.name), e.arrival_s, e.arrival_s, e.finish_s, list(e.token_s))
             for e in serve_fleet(asked, settings, times, 1)
         ]
         return sorted(outcomes, key=lambda outcome: outcome.index)

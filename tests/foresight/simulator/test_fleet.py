@@ -81,11 +81,11 @@ def test_every_request_ends_once(
 ) -> None:
     num, what = broken
     ended = serve_fleet(load, ROOMY, TIMES, num, router=ROUTERS[router](), faults=what)
-    assert Counter(id(e.asked) for e in ended) == Counter(id(asked) for asked in load)
+    assert Counter(id(e.request) for e in ended) == Counter(id(asked) for asked in load)
     for e in ended:
-        assert e.finish_s >= e.arrival_s == e.asked.arrival_s
+        assert e.finish_s >= e.arrival_s == e.request.arrival_s
         if not e.is_lost:
-            assert e.num_new == sum(e.asked.num_new)
+            assert e.num_new == sum(e.request.num_new)
             assert e.first_token_s is not None
             assert e.first_token_s >= e.arrival_s
     if not any(isinstance(fault, Evict) for fault in what):
@@ -205,7 +205,7 @@ def test_requests_of_one_prefix_stay_together() -> None:
         for i in range(12)
     ]
     ended = serve_fleet(load, ROOMY, TIMES, 2, router=prefix_aware())
-    homes = {(e.asked.prompt[0], e.replica) for e in ended}
+    homes = {(e.request.prompt[0], e.replica) for e in ended}
     assert len(homes) == 2
 
 

@@ -103,12 +103,12 @@ class SimulatedRun:
         planned_s = {asked.name: asked.arrival_s for asked in self.load}
         outcomes = [
             Outcome(
-                index=int(one.asked.name),
-                arrival_s=planned_s[one.asked.name],
+                index=int(one.request.name),
+                arrival_s=planned_s[one.request.name],
                 sent_s=one.arrival_s,
                 end_s=one.finish_s,
                 chunk_s=sorted(set(one.token_s)),
-                prompt_tokens=len(one.asked.prompt),
+                prompt_tokens=len(one.request.prompt),
                 cached_tokens=one.num_cached_tokens,
                 usage_tokens=one.num_new,
             )
@@ -287,7 +287,7 @@ def cost_of(kills: Sequence[Evict], ended: Sequence[RequestOutcome]) -> dict[str
 
     ``share_cached`` is of all prompt tokens, and ``share_again`` of all tokens that were computed.
     """
-    num_prompt = sum(len(one.asked.prompt) for one in ended)
+    num_prompt = sum(len(one.request.prompt) for one in ended)
     num_cached = sum(one.num_cached_tokens for one in ended)
     num_computed = sum(one.num_computed for one in ended)
     num_again = sum(one.num_again for one in ended)

@@ -52,10 +52,10 @@ PIECE_TOKENS = 128  # of a prompt, for the router's own rule: 512 bytes of text
 def round_robin() -> Router:
     """Return a router that takes one replica after the other."""
     turn = count()
-    return lambda asked, views: views[next(turn) % len(views)].replica
+    return lambda request, views: views[next(turn) % len(views)].replica
 
 
-def least_tokens(asked: SimRequest, views: Sequence[View]) -> int:
+def least_tokens(request: SimRequest, views: Sequence[View]) -> int:
     """Return the replica with the fewest tokens to come; of equals the first."""
     return min(views, key=lambda view: (view.num_pending_tokens, view.replica)).replica
 
@@ -67,7 +67,7 @@ def prefix_aware(max_more_tokens: int = 8192) -> Router:
     (bounded imbalance; Srivatsa et al., "Preble", 2024).
     """
 
-    def choose(asked: SimRequest, views: Sequence[View]) -> int:
+    def choose(request: SimRequest, views: Sequence[View]) -> int:
         fewest = min(view.num_pending_tokens for view in views)
         near = [view for view in views if view.num_pending_tokens <= fewest + max_more_tokens]
         best = max(near, key=lambda view: (view.num_cached_tokens, -view.num_pending_tokens))
@@ -103,7 +103,7 @@ class RequestOutcome:
     """How a request ended.
 
     Attributes:
-        asked: the request, as it was given.
+        request: the request, as it was given.
         replica: where it ended; None if it never got to one.
         arrival_s: when it came.
         first_token_s: when its first token was there; None if there was none.
@@ -118,7 +118,7 @@ class RequestOutcome:
         num_cached_tokens: of its prompt, what the cache had where it began last.
     """
 
-    asked: SimRequest
+    request: SimRequest
     replica: int | None
     arrival_s: float
     first_token_s: float | None
@@ -135,18 +135,18 @@ class RequestOutcome:
 class SimulatedRequest:
     """A request on its way: where it is, and what it has got."""
 
-    def __init__(self, asked: SimRequest, arrival_s: float) -> None:
-        self.asked, self.arrival_s = asked, arrival_s
-        self.now = replace(asked, arrival_s=arrival_s)  # what a replica is asked
+    def __init__(self, request: SimRequest, arrival_s: float) -> None:
+        self.request, self.arrival_s = request, arrival_s
+        self.now = replace(request, arrival_s=arrival_s)  # what a replica is asked
         self.num_moves = self.num_again = self.num_computed = 0
         self.token_s: list[float] = []  # when each token was there
         self.num_cached = 0
         self.placed: ServerLease | None = None  # by the router's own rule
         self._begin_s = arrival_s  # where it is now
         self._keys: tuple[bytes, ...] | None = None
-        self.num_to_read = len(asked.prompt)  # and of answers that go on, where it is now
+        self.num_to_read = len(request.prompt)  # and of answers that go on, where it is now
         self._num_known = 0  # tokens that were computed, wherever that was
-        self._num_said = [0] * asked.num_seqs  # tokens of each answer, wherever they were made
+        self._num_said = [0] * request.num_seqs  # tokens of each answer, wherever they were made
 
     @property
     def num_pending(self) -> int:
@@ -181,16 +181,16 @@ class SimulatedRequest:
             self.placed.end()
         going_on = [
             said
-            for said, whole in zip(self._num_said, self.asked.num_new, strict=True)
+            for said, whole in zip(self._num_said, self.request.num_new, strict=True)
             if said < whole
         ]
-        self.num_to_read = len(self.asked.prompt) + sum(going_on)
-        self.now = replace(self.asked, arrival_s=now_s, num_before=tuple(self._num_said))
+        self.num_to_read = len(self.request.prompt) + sum(going_on)
+        self.now = replace(self.request, arrival_s=now_s, num_before=tuple(self._num_said))
 
     def keys(self) -> tuple[bytes, ...]:
         """Return what the router's own rule knows of the prompt, made once."""
         if self._keys is None:
-            self._keys = tuple(keys_of(self.asked.prompt, PIECE_TOKENS))
+            self._keys = tuple(keys_of(self.request.prompt, PIECE_TOKENS))
         return self._keys
 
     def end(self, replica: int | None, now_s: float, *, is_lost: bool) -> RequestOutcome:
@@ -198,7 +198,7 @@ class SimulatedRequest:
         if self.placed is not None:
             self.placed.end()
         return RequestOutcome(
-            asked=self.asked,
+            request=self.request,
             replica=replica,
             arrival_s=self.arrival_s,
             first_token_s=self.token_s[0] if self.token_s else None,
@@ -289,7 +289,7 @@ class _FleetReplica:
         self._sent: dict[bytes, None] = {}
 
     def _note(self, record: RequestRecord) -> None:
-        way = self.ways[id(self.runner.asked(record.request_id))]
+        way = self.ways[id(self.runner.request(record.request_id))]
         num_done = way.num_to_read + sum(record.num_generated)
         way.note_work(num_done, record.num_cached_tokens)
 
@@ -299,7 +299,7 @@ class _FleetReplica:
             num_prompt = len(request.prompt)
             done = [one.num_computed for one in request.sequences]  # 0 of those that have ended
             num_done = min(num_prompt, max(done)) + sum(max(0, one - num_prompt) for one in done)
-            way = self.ways[id(self.runner.asked(number))]
+            way = self.ways[id(self.runner.request(number))]
             way.note_work(num_done, request.num_cached_tokens)
         return list(self.ways.values())
 
@@ -311,10 +311,10 @@ class _FleetReplica:
         self.num_pending += way.num_pending
         self.replica.push(way.now)
 
-    def keys(self, asked: SimRequest) -> list[bytes]:
+    def keys(self, request: SimRequest) -> list[bytes]:
         """Return the keys of a prompt's blocks, by which a cache finds it."""
         is_cached = self._settings.enable_prefix_caching
-        return keys_of(asked.prompt, self._settings.block_size) if is_cached else []
+        return keys_of(request.prompt, self._settings.block_size) if is_cached else []
 
     def note_sent(self, keys: Sequence[bytes]) -> None:
         """Take note of what a prompt leaves in the cache; what fits no more is forgotten."""
@@ -336,11 +336,11 @@ class _FleetReplica:
             if event.token is not None:
                 self.num_pending -= 1
                 number, index = event.seq_id
-                self.ways[id(self.runner.asked(number))].note_token(index, ended_s)
+                self.ways[id(self.runner.request(number))].note_token(index, ended_s)
         self.clock.now_s += self.pace.after(self.runner.num_rows, len(self.replica.ended))
         ended = []
-        for asked in self.replica.ended:
-            way = self.ways.pop(id(asked))
+        for request in self.replica.ended:
+            way = self.ways.pop(id(request))
             self.num_pending -= way.num_pending
             ended.append(way.end(self.index, ended_s, is_lost=False))
         return ended
@@ -515,14 +515,14 @@ def _let_come(fleet: _Fleet, load: Sequence[SimRequest], concurrency: int | None
     under_way: dict[int, SessionTurn] = {}
 
     def arrive(turn: SessionTurn) -> None:
-        asked = turn.asked() if len(turn.session) > 1 else turn.session[0]
-        under_way[id(asked)] = turn
-        way = SimulatedRequest(asked, turn.at_s)
+        request = turn.request() if len(turn.session) > 1 else turn.session[0]
+        under_way[id(request)] = turn
+        way = SimulatedRequest(request, turn.at_s)
         fleet.at(turn.at_s, _ARRIVAL, lambda: fleet.arrive(way, turn.at_s))
 
     def go_on(ended: RequestOutcome, now_s: float) -> None:
-        turn = under_way.pop(id(ended.asked))
-        then = None if ended.is_lost else turn.then(ended.asked, now_s)
+        turn = under_way.pop(id(ended.request))
+        then = None if ended.is_lost else turn.then(ended.request, now_s)
         if then is None and concurrency is not None and (first := next(turns, None)):
             then = first._replace(at_s=now_s)
         if then is not None:

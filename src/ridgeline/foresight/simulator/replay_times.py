@@ -140,16 +140,16 @@ def serve_again(records: Sequence[Json]) -> ReplayResult:
 
     Raises ValueError if these are not the records of an engine.
     """
-    settings, asked = settings_of(records), asked_in(records)
+    settings, request = settings_of(records), asked_in(records)
     clock, times, new_records = Clock(), _RecordedTimes(), list[Record]()
     replica, runner = new_replica(settings, clock, times, new_records.append)
-    world = _World(replica, runner, records, asked)
+    world = _World(replica, runner, records, request)
     num_steps = num_equal = 0
     difference: tuple[int, Json, Json] | None = None
     for step in (record for record in records if record["type"] == "step"):
         clock.now_s = step["start_s"]
         times.next_s = step["schedule_s"] + step["execute_s"]
-        if not (asked.keys() >= set(step["arrived"]) and world.acts_before(step)):
+        if not (request.keys() >= set(step["arrived"]) and world.acts_before(step)):
             break
         num_made = len(new_records)
         num_outside = step["num_outside"] if step.get("num_pushed") is None else None
@@ -169,10 +169,10 @@ class _World:
         replica: Replica,
         runner: VirtualRunner,
         records: Iterable[Json],
-        asked: Mapping[int, SimRequest],
+        request: Mapping[int, SimRequest],
     ) -> None:
-        self._replica, self._runner, self._asked = replica, runner, asked
-        self._numbers = {id(one): number for number, one in asked.items()}
+        self._replica, self._runner, self._asked = replica, runner, request
+        self._numbers = {id(one): number for number, one in request.items()}
         ended = [record for record in records if record["type"] == "request"]
         self._pushed = {one["request_id"]: one["pushed"] for one in ended if one.get("pushed")}
         prompts = sorted((pushed, number) for number, pushed in self._pushed.items())
@@ -215,7 +215,7 @@ class _World:
         if num_pushed:
             replica.take(step.get("gives_way", False))
         left = {id(self._asked[number]) for number in acts["aborted"]}
-        for prompt in front.remove(lambda prompt: id(prompt.asked) in left):
+        for prompt in front.remove(lambda prompt: id(prompt.request) in left):
             replica.enter(*prompt)
         act_as_recorded(replica.engine, acts)
 
@@ -223,5 +223,5 @@ class _World:
         """Return a step's record that names those who entered as the trace does."""
         if not isinstance(record, StepRecord):
             return record
-        entered = [self._numbers[id(self._runner.asked(one))] for one in record.arrived]
+        entered = [self._numbers[id(self._runner.request(one))] for one in record.arrived]
         return replace(record, arrived=tuple(entered))

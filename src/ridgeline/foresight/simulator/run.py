@@ -156,11 +156,11 @@ class VirtualRunner:
         self._asked: dict[int, SimRequest] = {}
         self.num_rows = 0
 
-    def note(self, request_id: int, asked: SimRequest) -> None:
+    def note(self, request_id: int, request: SimRequest) -> None:
         """Take what the answers of a request are."""
-        self._asked[request_id] = asked
+        self._asked[request_id] = request
 
-    def asked(self, request_id: int) -> SimRequest:
+    def request(self, request_id: int) -> SimRequest:
         """Return the request that the engine knows by this number."""
         return self._asked[request_id]
 
@@ -202,7 +202,7 @@ class VirtualRunner:
 class _PushedRequest(NamedTuple):
     """A request before the engine, or in it, and the numbers of its push and its own."""
 
-    asked: SimRequest
+    request: SimRequest
     pushed: tuple[int, int] | None = None  # None where it did not wait
 
     @property
@@ -210,7 +210,7 @@ class _PushedRequest(NamedTuple):
         return self.pushed and self.pushed[0]
 
     def has_left(self, now_s: float) -> bool:
-        return self.asked.gone_s is not None and self.asked.gone_s <= now_s
+        return self.request.gone_s is not None and self.request.gone_s <= now_s
 
 
 class Replica:
@@ -223,8 +223,8 @@ class Replica:
     def __init__(
         self,
         engine: Engine,
-        on_add: Callable[[int, SimRequest], None] = lambda request_id, asked: None,
-        new_text: Callable[[SimRequest], Callable[[], Text] | None] = lambda asked: None,
+        on_add: Callable[[int, SimRequest], None] = lambda request_id, request: None,
+        new_text: Callable[[SimRequest], Callable[[], Text] | None] = lambda request: None,
     ) -> None:
         """Take over an engine without requests; its runner and clock may be real or virtual.
 
@@ -254,22 +254,22 @@ class Replica:
     @property
     def quiet_at_s(self) -> float:
         """When the background goes on, if nobody asks until then; inf if there is none."""
-        rests = any(asked.is_background for asked, _ in self._owners.values())
+        rests = any(request.is_background for request, _ in self._owners.values())
         return self.front.quiet_at_s if rests or self.front.has_background else inf
 
     def push(self, *prompts: SimRequest) -> None:
         """Let a request wait for its turn, with all its prompts."""
-        asked, first = prompts[0], self.front.num_pushed
+        request, first = prompts[0], self.front.num_pushed
         self._some_leave |= any(one.gone_s is not None for one in prompts)
         self.front.push(
-            asked.tenant,
+            request.tenant,
             [
                 (_PushedRequest(one, (first, first + i)), len(one.prompt))
                 for i, one in enumerate(prompts)
             ],
-            asked.num_seqs,
-            is_promised=asked.due_s < inf,
-            is_background=asked.is_background,
+            request.num_seqs,
+            is_promised=request.due_s < inf,
+            is_background=request.is_background,
         )
 
     def admit(self) -> None:
@@ -278,13 +278,13 @@ class Replica:
         While people wait, the background rests. Raises ValueError if a request can never run.
         """
         now_s, gave_way = self.engine.clock(), self.front.load.gives_way
-        is_inside = any(not asked.is_background for asked, _ in self._owners.values())
+        is_inside = any(not request.is_background for request, _ in self._owners.values())
         gives_way = self.front.is_waited_for(now_s, is_inside=is_inside)
         self.take(gives_way)
         if self._some_leave:
             self._end_gone(now_s)
-        for request_id, (asked, _) in self._owners.items() if gives_way != gave_way else ():
-            if asked.is_background:
+        for request_id, (request, _) in self._owners.items() if gives_way != gave_way else ():
+            if request.is_background:
                 (self.engine.pause if gives_way else self.engine.resume)(request_id)
 
     def take(self, gives_way: bool) -> None:
@@ -313,7 +313,7 @@ class Replica:
         events, owners, load = list[Event](), self._owners, self.front.load
         if self.engine.has_work():
             if is_read is None:
-                is_read = any(asked.is_read for asked, _ in owners.values())
+                is_read = any(request.is_read for request, _ in owners.values())
             num_outside = load.num_outside if num_outside is None else num_outside
             events = self.engine.step(Load(num_outside, is_read, *load[2:]))
         payers = self._payers
@@ -323,37 +323,37 @@ class Replica:
         self.ended = []
         for record in self._closed:
             prompt, _ = owners.pop(record.request_id), payers.pop(record.request_id)
-            asked = prompt.asked
-            self.ended.append(asked)
-            self._held[prompt.push] -= asked.num_seqs
-            if asked.sampling().searches:  # beams that were not chosen are not reported
-                num_all = asked.num_seqs * max(record.num_generated)
+            request = prompt.request
+            self.ended.append(request)
+            self._held[prompt.push] -= request.num_seqs
+            if request.sampling().searches:  # beams that were not chosen are not reported
+                num_all = request.num_seqs * max(record.num_generated)
                 num_unseen = num_all - sum(record.num_generated)
-                self.front.charge(asked.tenant, num_unseen, is_background=asked.is_background)
+                self.front.charge(request.tenant, num_unseen, is_background=request.is_background)
         self._closed.clear()
         return events
 
-    def enter(self, asked: SimRequest, pushed: tuple[int, int] | None = None) -> None:
+    def enter(self, request: SimRequest, pushed: tuple[int, int] | None = None) -> None:
         """Let a request into the engine. Raises ValueError if it can never run."""
         self._num_entered += 1
         end = next(iter(self.engine.eos_ids), _END)
         request_id = self.engine.add(
-            asked.prompt,
-            asked.sampling(),
-            answers=asked.begun(end, -_WORD - self._num_entered),
-            new_text=self._new_text(asked),
-            arrival_s=asked.arrival_s,
-            name=asked.name,
-            cache_root=asked.cache_root,
-            owner=asked.tenant,
-            due_s=asked.due_s,
-            is_background=asked.is_background,
+            request.prompt,
+            request.sampling(),
+            answers=request.begun(end, -_WORD - self._num_entered),
+            new_text=self._new_text(request),
+            arrival_s=request.arrival_s,
+            name=request.name,
+            cache_root=request.cache_root,
+            owner=request.tenant,
+            due_s=request.due_s,
+            is_background=request.is_background,
             pushed=pushed,
         )
-        self._owners[request_id] = prompt = _PushedRequest(asked, pushed)
-        self._payers[request_id] = asked.tenant, asked.is_background
-        self._held[prompt.push] += asked.num_seqs
-        self._on_add(request_id, asked)
+        self._owners[request_id] = prompt = _PushedRequest(request, pushed)
+        self._payers[request_id] = request.tenant, request.is_background
+        self._held[prompt.push] += request.num_seqs
+        self._on_add(request_id, request)
 
     def _note_end(self, record: RequestRecord) -> None:
         self._closed.append(record)
@@ -368,24 +368,24 @@ class SessionTurn(NamedTuple):
     turn: int
     said: tuple[int, ...]  # tokens of the turns before
 
-    def asked(self) -> SimRequest:
+    def request(self) -> SimRequest:
         """Return the request as a server gets it."""
-        asked = replace(
+        request = replace(
             self.session[self.turn],
             arrival_s=self.at_s,
             prompt=self.said + self.session[self.turn].prompt,
         )
-        if len(self.session) == 1 or asked.answers:
-            return asked
+        if len(self.session) == 1 or request.answers:
+            return request
         word = _WORD + (self.order << 16) + self.turn
-        return replace(asked, answers=tuple((word,) * num for num in asked.num_new))
+        return replace(request, answers=tuple((word,) * num for num in request.num_new))
 
-    def then(self, asked: SimRequest, now_s: float) -> SessionTurn | None:
-        """Return the turn behind this one, which was ``asked``; None if it was the last."""
+    def then(self, request: SimRequest, now_s: float) -> SessionTurn | None:
+        """Return the turn behind this one, which was ``request``; None if it was the last."""
         if self.turn + 1 == len(self.session):
             return None
         at_s = now_s + self.session[self.turn + 1].think_s
-        said = asked.prompt + asked.answers[0]
+        said = request.prompt + request.answers[0]
         return self._replace(at_s=at_s, turn=self.turn + 1, said=said)
 
 
@@ -419,7 +419,7 @@ def simulate(
         clock.now_s += times.after(runner.num_rows, len(replica.ended))
 
     hooks = ClockHooks(clock, clock.wait_until, pass_after_step)
-    serve(replica, [replace(asked, arrival_s=0.0) for asked in warmups], hooks)
+    serve(replica, [replace(request, arrival_s=0.0) for request in warmups], hooks)
     serve(replica, load, hooks, concurrency=concurrency, turnaround_s=turnaround_s)
     return records
 
@@ -462,35 +462,35 @@ def serve(
         come: list[SimRequest] = []
         while due and due[0].at_s <= hooks.now_s():
             turn = heappop(due)
-            come.append(turn.asked())
+            come.append(turn.request())
             under_way[id(come[-1])] = turn, come[-1]
         for _, prompts in groupby(come, key=_push_of):
             replica.push(*prompts)
         replica.admit()
         replica.step()
         hooks.after_step()
-        for asked in replica.ended:
-            turn, _ = under_way.pop(id(asked))
-            then = turn.then(asked, hooks.now_s())
+        for request in replica.ended:
+            turn, _ = under_way.pop(id(request))
+            then = turn.then(request, hooks.now_s())
             if then is None and waiting:
                 then = waiting.popleft()._replace(at_s=hooks.now_s() + turnaround_s)
             if then is not None:
                 heappush(due, then)
 
 
-def _push_of(asked: SimRequest) -> tuple[int | None, int]:
+def _push_of(request: SimRequest) -> tuple[int | None, int]:
     """Return what the prompts of one request have in common, and no others."""
-    return asked.push, id(asked) if asked.push is None else 0
+    return request.push, id(request) if request.push is None else 0
 
 
 def sessions_of(load: Listing[SimRequest]) -> Iterator[tuple[SimRequest, ...]]:
     """Yield sessions, each with its turns in order."""
     session: list[SimRequest] = []
-    for asked in load:
-        if session and not asked.turn:
+    for request in load:
+        if session and not request.turn:
             yield tuple(session)
             session.clear()
-        session.append(asked)
+        session.append(request)
     if session:
         yield tuple(session)
 

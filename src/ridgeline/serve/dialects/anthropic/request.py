@@ -37,33 +37,33 @@ ANTHROPIC = Dialect(
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_request(asked: Conversation) -> ChatRequest:
+def chat_request(request: Conversation) -> ChatRequest:
     """Return the same as a chat request. Raises ApiError, which names a field of the chat's."""
-    messages = list(_messages(asked))
-    goes_on = asked.messages[-1].role == "assistant"  # the answer continues it
+    messages = list(_messages(request))
+    goes_on = request.messages[-1].role == "assistant"  # the answer continues it
     if goes_on and "tool_calls" in messages[-1]:
         why = "the last message calls a tool: its result must follow"
         raise bad_value("messages", why)
-    config, choice = asked.output_config, asked.tool_choice
+    config, choice = request.output_config, request.tool_choice
     fields: dict[str, Any] = {
         "messages": messages,
         "continue_final_message": goes_on or None,
-        "tools": [_tool(one.model_dump(exclude_none=True)) for one in asked.tools or ()] or None,
+        "tools": [_tool(one.model_dump(exclude_none=True)) for one in request.tools or ()] or None,
         "tool_choice": _choice(choice),
         "parallel_tool_calls": _is_parallel(choice.disable_parallel_tool_use if choice else None),
         "reasoning_effort": config.effort if config else None,
     }
-    if form := (config and config.format) or asked.output_format:
+    if form := (config and config.format) or request.output_format:
         fields["response_format"] = _format(form)
-    if asked.thinking is None or asked.thinking.type == "disabled":
+    if request.thinking is None or request.thinking.type == "disabled":
         fields["reasoning_effort"] = fields["reasoning_effort"] or "none"
-    if isinstance(asked, MessagesRequest):
+    if isinstance(request, MessagesRequest):
         fields |= {
-            "stop": asked.stop_sequences,
-            "top_k": asked.top_k or None,  # 0 is no limit
-            "user": asked.metadata.user_id if asked.metadata else None,
+            "stop": request.stop_sequences,
+            "top_k": request.top_k or None,  # 0 is no limit
+            "user": request.metadata.user_id if request.metadata else None,
         }
-    return ANTHROPIC.request(ChatRequest, asked, fields)
+    return ANTHROPIC.request(ChatRequest, request, fields)
 
 
 def _is_parallel(is_disabled: bool | None) -> bool | None:
@@ -91,10 +91,10 @@ def _choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
     return {"type": "function", "function": {"name": choice.name or ""}}
 
 
-def _messages(asked: Conversation) -> Iterator[dict[str, Any]]:
-    if asked.system:
-        yield {"role": "system", "content": text_of(asked.system)}
-    for message in asked.messages:
+def _messages(request: Conversation) -> Iterator[dict[str, Any]]:
+    if request.system:
+        yield {"role": "system", "content": text_of(request.system)}
+    for message in request.messages:
         if isinstance(message.content, str):
             yield {"role": message.role, "content": message.content}
         elif message.role == "assistant":

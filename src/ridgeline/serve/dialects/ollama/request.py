@@ -35,54 +35,55 @@ OLLAMA = Dialect(
 )
 
 
-def chat_request(asked: ChatAsked) -> ChatRequest:
+def chat_request(request: ChatAsked) -> ChatRequest:
     """Return a conversation as a chat request. Raises ApiError."""
     fields = {
-        **_common(asked),
-        "think": asked.think,
-        "messages": list(openai_messages(asked.messages)),
-        "tools": asked.tools or None,
-        "tool_choice": asked.tool_choice,
-        "parallel_tool_calls": asked.parallel_tool_calls,
-        **_logprobs(asked),
+        **_common(request),
+        "think": request.think,
+        "messages": list(openai_messages(request.messages)),
+        "tools": request.tools or None,
+        "tool_choice": request.tool_choice,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        **_logprobs(request),
     }
-    return OLLAMA.request(ChatRequest, asked.options, fields)
+    return OLLAMA.request(ChatRequest, request.options, fields)
 
 
-def prompt_request(asked: GenerateAsked) -> ChatRequest:
+def prompt_request(request: GenerateAsked) -> ChatRequest:
     """Return a prompt as a conversation of one message. Raises ApiError."""
-    messages = [{"role": "system", "content": asked.system}] if asked.system else []
-    messages.append({"role": "user", "content": asked.prompt})
-    fields = {**_common(asked), "think": asked.think, "messages": messages, **_logprobs(asked)}
-    return OLLAMA.request(ChatRequest, asked.options, fields)
+    messages = [{"role": "system", "content": request.system}] if request.system else []
+    messages.append({"role": "user", "content": request.prompt})
+    fields = {**_common(request), "think": request.think, **_logprobs(request)}
+    fields["messages"] = messages
+    return OLLAMA.request(ChatRequest, request.options, fields)
 
 
-def raw_request(asked: GenerateAsked) -> RawRequest:
+def raw_request(request: GenerateAsked) -> RawRequest:
     """Return a prompt that is continued as it stands. Raises ApiError."""
     for name in ("system", "think"):
-        if getattr(asked, name):
+        if getattr(request, name):
             why = f"{name} needs the model's template: leave out raw and suffix"
             raise ApiError(400, why, param=name, code="invalid_value")
-    fields = {**_common(asked), "prompt": asked.prompt, "suffix": asked.suffix}
-    fields["logprobs"] = (asked.top_logprobs or 0) if asked.logprobs else None
-    return OLLAMA.request(RawRequest, asked.options, fields)
+    fields = {**_common(request), "prompt": request.prompt, "suffix": request.suffix}
+    fields["logprobs"] = (request.top_logprobs or 0) if request.logprobs else None
+    return OLLAMA.request(RawRequest, request.options, fields)
 
 
-def _logprobs(asked: Asked) -> dict[str, Any]:
+def _logprobs(request: Asked) -> dict[str, Any]:
     """Return what a chat is asked to tell of its tokens."""
-    top = asked.top_logprobs if asked.logprobs else None
-    return {"logprobs": asked.logprobs, "top_logprobs": top}
+    top = request.top_logprobs if request.logprobs else None
+    return {"logprobs": request.logprobs, "top_logprobs": top}
 
 
-def _common(asked: Asked) -> dict[str, Any]:
-    options = asked.options or OllamaOptions.model_validate({})
+def _common(request: Asked) -> dict[str, Any]:
+    options = request.options or OllamaOptions.model_validate({})
     length = options.num_predict
     return {
-        "model": asked.model,
-        "stream": asked.is_streamed,
+        "model": request.model,
+        "stream": request.is_streamed,
         "max_tokens": length if length is not None and length >= 0 else None,
-        "format": asked.format,
-        "receipt": asked.receipt,
+        "format": request.format,
+        "receipt": request.receipt,
     }
 
 

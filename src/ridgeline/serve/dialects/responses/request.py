@@ -41,31 +41,31 @@ RESPONSES = Dialect(
 )
 
 
-def chat_request(asked: ResponsesRequest) -> ChatRequest:
+def chat_request(request: ResponsesRequest) -> ChatRequest:
     """Return the same as a chat request. Raises ApiError, which names a field of the chat's."""
-    wants_logprobs = LOGPROBS in (asked.include or ()) or asked.top_logprobs is not None
-    tools = [one.model_dump(exclude={"type"}, exclude_none=True) for one in asked.tools or ()]
+    wants_logprobs = LOGPROBS in (request.include or ()) or request.top_logprobs is not None
+    tools = [one.model_dump(exclude={"type"}, exclude_none=True) for one in request.tools or ()]
     fields = {
-        "messages": list(_messages(asked)),
-        "max_completion_tokens": asked.max_output_tokens,
+        "messages": list(_messages(request)),
+        "max_completion_tokens": request.max_output_tokens,
         "tools": [{"type": "function", "function": tool} for tool in tools],
-        "tool_choice": _chat_choice(asked.tool_choice),
-        "response_format": _chat_format(asked.text.format if asked.text else None),
-        "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
+        "tool_choice": _chat_choice(request.tool_choice),
+        "response_format": _chat_format(request.text.format if request.text else None),
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "logprobs": wants_logprobs or None,
     }
-    return RESPONSES.request(ChatRequest, asked, fields)
+    return RESPONSES.request(ChatRequest, request, fields)
 
 
-def _messages(asked: ResponsesRequest) -> Iterator[dict[str, Any]]:
+def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
     """Yield the messages that the items make; one of the assistant may take several."""
-    if asked.instructions:
-        yield {"role": "system", "content": asked.instructions}
-    if isinstance(asked.input, str):
-        yield {"role": "user", "content": asked.input}
+    if request.instructions:
+        yield {"role": "system", "content": request.instructions}
+    if isinstance(request.input, str):
+        yield {"role": "user", "content": request.input}
         return
     own: dict[str, Any] = {}  # a message of the assistant that is not complete
-    for item in asked.input:
+    for item in request.input:
         match item:
             case CallItem():
                 function = {"name": item.name, "arguments": item.arguments}
