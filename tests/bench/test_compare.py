@@ -165,7 +165,7 @@ def test_ours_beside_vllms(tmp_path: Path) -> None:
     assert "vllm: ttft_from_send: with --max-concurrency" in done.stdout
     assert table.read_text().splitlines()[:2] == [
         "| measure | ours | vllm |",
-        "| --- | ---: | ---: |",
+        "|---|--:|--:|",
     ]
     assert max(map(len, done.stdout.split("What is not")[0].splitlines())) <= 80
 

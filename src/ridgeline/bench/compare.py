@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from ridgeline.bench.out_file import write_out
-from ridgeline.system.report import as_csv, as_markdown
+from ridgeline.system.report import Cell, Row, Table, as_csv, as_markdown, figure
+from ridgeline.system.terminal import console, drawn
 
 Format = Literal["table", "csv", "markdown", "json"]
 
@@ -96,31 +94,25 @@ def differences(results: Sequence[Result]) -> list[str]:
 
 
 def _print(results: Sequence[Result], rows: list[dict[str, Any]], notes: list[str]) -> None:
-    out = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    labels = unique_labels(results)
-    for label, result in zip(labels, results, strict=True):
-        table.add_column(
-            f"{escape(label)}\n[dim]{result.tool}[/]", justify="right", overflow="fold"
-        )
-    if len(results) == 2:
-        table.add_column("ratio", justify="right")
+    labels, has_ratio = unique_labels(results), len(results) == 2
+    lines: list[Row] = [("", *(Cell(result.tool, "dim") for result in results))]
     group = ""
     for row in rows:
         name = row["measure"]
         latency = next((key for key in LATENCIES if name.startswith(f"{key}_")), "")
         if latency and latency != group:
-            table.add_row(f"{latency}, ms")
+            lines.append((f"{latency}, ms",))
         group = latency
         values = [row[label] for label in labels]
         cells = [_shown(value) for value in values]
-        if len(results) == 2:
+        if has_ratio:
             first, second = values
             cells.append(f"{second / first:.2f}" if first and second is not None else "")
         shown = f"  {name.removeprefix(f'{latency}_').removesuffix('_ms')}" if latency else name
-        table.add_row(shown, *cells)
-    out.print(table)
+        lines.append((shown, *cells))
+    out = console(80)
+    heads = ("", *labels, *(["ratio"] if has_ratio else []))
+    out.print(drawn(Table(heads, lines), whole=(0,)))
     if notes:
         out.print("\nWhat is not measured alike:", style="bold")
     for note in notes:
@@ -128,9 +120,7 @@ def _print(results: Sequence[Result], rows: list[dict[str, Any]], notes: list[st
 
 
 def _shown(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value.is_integer() else f"{value:,.2f}"
+    return figure(value, ",.0f" if value is not None and value.is_integer() else ",.2f")
 
 
 Json = Mapping[str, Any]

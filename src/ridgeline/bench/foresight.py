@@ -38,6 +38,7 @@ from ridgeline.foresight.step_time.features import Samples, Watcher
 from ridgeline.foresight.step_time.fit import PredictionMonitor
 from ridgeline.system import svg
 from ridgeline.system.machine import write_text
+from ridgeline.system.report import Table, figure
 
 _MOST_REQUESTS = 400
 _BAND = 10.0  # percent, of the picture
@@ -464,16 +465,20 @@ def table_of_runs(names: Sequence[str], errors: Mapping[str, Sequence[Errors]]) 
         names: of the loads; each has two runs.
         errors: in percent by kind, of each run; kinds without any are left out.
     """
-    yield f"| foreseen / measured - 1, % | {' | '.join(COLUMNS)} |"
-    yield "|---" * (len(COLUMNS) + 1) + "|"
-    for i, row in enumerate(errors["foreseen"]):
-        cells = " | ".join(f"{row[column]:+.1f}" for column in COLUMNS)
-        yield f"| {names[i // 2]}, run {i % 2 + 1} | {cells} |"
-    for label, average in (("mean", fmean), ("median", median)):
-        for kind, rows in errors.items():
-            if rows:
-                cells = " | ".join(f"{average(abs(row[c]) for row in rows):.1f}" for c in COLUMNS)
-                yield f"| **{label} of {kind}**, without signs | {cells} |"
+    rows = [
+        (f"{names[i // 2]}, run {i % 2 + 1}", *(f"{row[column]:+.1f}" for column in COLUMNS))
+        for i, row in enumerate(errors["foreseen"])
+    ]
+    rows += [
+        (
+            f"**{label} of {kind}**, without signs",
+            *(f"{average(abs(row[c]) for row in of_kind):.1f}" for c in COLUMNS),
+        )
+        for label, average in (("mean", fmean), ("median", median))
+        for kind, of_kind in errors.items()
+        if of_kind
+    ]
+    yield from Table(("foreseen / measured - 1, %", *COLUMNS), rows).markdown()
     yield ""
     yield from (f"{kind}: {text}" for kind, text in KINDS.items() if errors[kind])
 
@@ -490,12 +495,13 @@ def table_of_loads(
         utilisations: each load as a share of what could be served.
         found: what ``verdicts`` returned.
     """
-    yield f"| error (of a repetition), % | of what can be served | {' | '.join(found)} |"
-    yield "|---" * (len(found) + 2) + "|"
-    shares = ["-" if one is None else f"{one:.0%}" for one in utilisations]
-    for i, (name, share) in enumerate(zip([*names, "**median**"], [*shares, ""], strict=True)):
-        cells = (_cell(column[i]) for column in found.values())
-        yield f"| {name} | {share} | {' | '.join(cells)} |"
+    shares = [figure(one, ".0%") for one in utilisations]
+    rows = [
+        (name, share, *(_cell(column[i]) for column in found.values()))
+        for i, (name, share) in enumerate(zip([*names, "**median**"], [*shares, ""], strict=True))
+    ]
+    heads = ("error (of a repetition), %", "of what can be served", *found)
+    yield from Table(heads, rows).markdown()
     yield ""
     yield f"!: more than its bar, and than {REPEATS:g} times a repetition's error."
     crowded = [n for n, u in zip(names, utilisations, strict=True) if u is not None and u > CROWDED]
@@ -516,13 +522,13 @@ def table_of_sums(names: Sequence[str], sums: Sequence[Errors]) -> Iterator[str]
     """Yield a line for each run: how far sums of its steps are off; nothing if there are none."""
     if not any(sums):
         return
-    yield f"| {SUMS}, without signs, % | {' | '.join(SUM_KINDS)} |"
-    yield "|---" * (len(SUM_KINDS) + 1) + "|"
-    for i, row in enumerate(sums):
-        if row:
-            cells = " | ".join(f"{row[kind]:.1f}" for kind in SUM_KINDS)
-            yield f"| {names[i // 2]}, run {i % 2 + 1} | {cells} |"
-    cells = " | ".join(f"{median(row[kind] for row in sums if row):.1f}" for kind in SUM_KINDS)
-    yield f"| **median** | {cells} |"
+    rows = [
+        (f"{names[i // 2]}, run {i % 2 + 1}", *(f"{row[kind]:.1f}" for kind in SUM_KINDS))
+        for i, row in enumerate(sums)
+        if row
+    ]
+    medians = (f"{median(row[kind] for row in sums if row):.1f}" for kind in SUM_KINDS)
+    rows.append(("**median**", *medians))
+    yield from Table((f"{SUMS}, without signs, %", *SUM_KINDS), rows).markdown()
     yield ""
     yield from (f"{kind}: {text}" for kind, text in SUM_KINDS.items())

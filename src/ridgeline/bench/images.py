@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.table import Table
 
 from ridgeline.bench.load.client_flags import Failed, check_base_url, headers_of, read_extra_body
 from ridgeline.bench.load.main import read_plan
@@ -31,8 +30,8 @@ from ridgeline.bench.out_file import check_out, write_out
 from ridgeline.engine.setup.options import flag_field
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.foresight.simulator.workload import Planned, Workload
-from ridgeline.system.report import flat
-from ridgeline.system.terminal import table_of_numbers
+from ridgeline.system.report import Table, figure, flat
+from ridgeline.system.terminal import drawn
 
 if TYPE_CHECKING:
     import httpx2
@@ -275,7 +274,7 @@ def _print(summary: dict[str, Any], plan: list[dict[str, Any]] | None, said: lis
             out.print(f"{label + ':':<40} {text:<10}".rstrip())
     out.print("=" * 50, style="bold")
     if plan:
-        out.print(slices_table(plan))
+        out.print(drawn(slices_table(plan)))
     for failure in summary["failures"]:
         err.print(f"failed: {failure['num']} x {failure['error']}", style="red", markup=False)
     for line in said:
@@ -427,17 +426,18 @@ def _seconds(part: int, known: dict[int, Slice]) -> float:
 
 
 def slices_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the plan as a table for the terminal."""
-    table = table_of_numbers("slice", "a card", "images/s each", "a card's", "s/image", "to whole")
-    table.add_column()
-    for row in rows:
-        table.add_row(
+    """Return the plan as a table."""
+    heads = ("slice", "a card", "images/s each", "a card's", "s/image", "to whole", "")
+    cells = [
+        (
             row["slice"],
             str(row["per_card"]),
-            f"{row['images_per_s_of_each']:.3g}",
-            f"{row['images_per_s_of_card']:.3g}",
-            f"{row['seconds_per_image']:.3g}",
+            figure(row["images_per_s_of_each"]),
+            figure(row["images_per_s_of_card"]),
+            figure(row["seconds_per_image"]),
             f"{row['ratio_to_whole_card']:.2f}",
             row["source"],
         )
-    return table
+        for row in rows
+    ]
+    return Table(heads, cells, "lrrrrrl")

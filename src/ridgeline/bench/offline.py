@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ridgeline.backends.cpu import Roof, measure_roof
 from ridgeline.backends.interface import Counters, Traffic
 from ridgeline.bench.out_file import check_place
@@ -25,7 +23,8 @@ from ridgeline.engine.llm import LLM
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.system import svg
 from ridgeline.system.machine import write_text
-from ridgeline.system.terminal import table_of_numbers
+from ridgeline.system.report import Row, Table, bold, counted
+from ridgeline.system.terminal import console, drawn
 
 _REPEATS = 3
 # OpenAI's default, and what llama.cpp's users run.
@@ -129,20 +128,21 @@ def _span_s(steps: list[StepRecord]) -> float:
 
 
 def _print(shapes: list[BenchShape], results: dict[str, dict[str, Any]]) -> None:
-    table = table_of_numbers(
+    heads = (
         "shape", "streams", "prompt", "new", "prefill tok/s", "decode tok/s", "ms/step",
         "total tok/s",
     )  # fmt: skip
-    for shape in shapes:
-        row = results[shape.name]
-        table.add_row(
+    rows = [
+        (
             shape.name,
             str(shape.num_streams),
             str(shape.prompt_tokens),
             str(shape.new_tokens),
-            *(f"{value:,.1f}" for value in row.values()),
+            *(f"{value:,.1f}" for value in results[shape.name].values()),
         )
-    Console(file=sys.stdout, width=100).print(table)
+        for shape in shapes
+    ]
+    console(100).print(drawn(Table(heads, rows)))
 
 
 _COMPILED = ("linears", "head", "attention", "row operations", "barrier")
@@ -178,8 +178,7 @@ class Phase:
         """What it is, in words."""
         if self.is_prefill:
             return f"prefill, {self.shape.prompt_tokens} tokens"
-        streams = self.shape.num_streams
-        return f"decode, {streams} stream{'s' if streams > 1 else ''}"
+        return f"decode, {counted(self.shape.num_streams, 'stream')}"
 
 
 class _Watch:
@@ -355,47 +354,31 @@ def _detokenise_s(
 
 
 def _print_profile(phases: Sequence[Phase], roof: Roof) -> None:
-    names = ("ms/step", "share", "GB/s", "GOP/s", "of the roof")
-    table = table_of_numbers("where a step goes", *names)
+    heads = ("where a step goes", "ms/step", "share", "GB/s", "GOP/s", "of the roof")
+    rows: list[Row] = []
     for phase in phases:
         step_ms = 1e3 * phase.span_s / phase.num_steps
         rate = phase.num_lasting_tokens / phase.span_s
-        table.add_row(
-            phase.title, f"{step_ms:,.2f}", "100.0 %", "", f"{rate:,.0f} tok/s", style="bold"
-        )
+        rows.append(bold(phase.title, f"{step_ms:,.2f}", "100.0%", "", f"{rate:,.0f} tok/s"))
         for kind, seconds in phase.seconds.items():
-            facts = _rates(phase, kind, roof)
-            table.add_row(
-                f"  {kind}",
-                f"{1e3 * seconds / phase.num_steps:,.3f}",
-                f"{100 * seconds / phase.span_s:.1f} %",
-                *(
-                    [f"{facts[0]:,.1f}", f"{facts[1]:,.0f}", f"{100 * facts[2]:.0f} %"]
-                    if facts
-                    else []
-                ),
-            )
+            cells = [f"{1e3 * seconds / phase.num_steps:,.3f}", f"{seconds / phase.span_s:.1%}"]
+            if facts := _rates(phase, kind, roof):
+                cells += [f"{facts[0]:,.1f}", f"{facts[1]:,.0f}", f"{facts[2]:.0%}"]
+            rows.append((f"  {kind}", *cells))
         if phase.num_draft_tokens:
             kept = phase.num_accepted_tokens / phase.num_draft_tokens
             share = phase.num_draft_tokens / phase.num_tokens
-            table.add_row(
-                "  rows that were guesses",
-                "",
-                f"{100 * share:.1f} %",
-                "",
-                f"{100 * kept:.0f} % kept",
-            )
-        table.add_section()
+            rows.append(("  rows that were guesses", "", f"{share:.1%}", "", f"{kept:.0%} kept"))
     rates = roof.all_threads
-    console = Console(file=sys.stdout, width=100)
-    console.print(table)
+    out = console(100, markup=True)
+    out.print(drawn(Table(heads, rows)))
     giga = [x / 1e9 for x in (rates.read_bytes_per_s, rates.int8_ops_per_s, rates.f32_ops_per_s)]
     text = "memory {:,.1f} GB/s, int8 {:,.0f} GOP/s, f32 {:,.0f} GOP/s".format(*giga)
-    console.print(f"[dim]The roof, {_threads(roof)}: {text}[/]", highlight=False)
+    out.print(f"[dim]The roof, {_threads(roof)}: {text}[/]")
 
 
 def _threads(roof: Roof) -> str:
-    return f"{roof.threads} thread{'s' if roof.threads > 1 else ''}"
+    return counted(roof.threads, "thread")
 
 
 def _rates(phase: Phase, kind: str, roof: Roof) -> tuple[float, float, float] | None:

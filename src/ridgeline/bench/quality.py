@@ -18,7 +18,6 @@ import json
 import json.decoder
 import math
 import platform
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
@@ -28,7 +27,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from ridgeline.engine.setup.build import new_runner
 from ridgeline.engine.setup.home import locate
@@ -37,7 +35,8 @@ from ridgeline.engine.setup.progress import Report, bytes_bar, count_bar
 from ridgeline.engine.setup.resolve import resolve
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
-from ridgeline.system.terminal import table_of_numbers
+from ridgeline.system.report import Table
+from ridgeline.system.terminal import console, drawn
 from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 
 Tokens = Sequence[int]
@@ -285,10 +284,9 @@ def _read(path: Path) -> str:
 
 
 def _print(kind: str, results: Mapping[WeightsFormat, Quality]) -> None:
-    names = ("mean KL", "max KL", "top-1", "perplexity", "ratio")
-    table = table_of_numbers(f"{kind}: backend/dtype/KV cache", *names)
-    for format, row in results.items():
-        table.add_row(
+    heads = (f"{kind}: backend/dtype/KV cache", "mean KL", "max KL", "top-1", "perplexity", "ratio")
+    rows = [
+        (
             str(format),
             f"{row.mean_kl:.5f}",
             f"{row.max_kl:.4f}",
@@ -296,7 +294,9 @@ def _print(kind: str, results: Mapping[WeightsFormat, Quality]) -> None:
             f"{row.perplexity:.3f}",
             f"{row.perplexity_ratio:.4f}",
         )
-    Console(file=sys.stdout, width=100).print(table)
+        for format, row in results.items()
+    ]
+    console(100).print(drawn(Table(heads, rows)))
 
 
 def texts() -> Mapping[str, str]:

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.engine.llm import LLM
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.engine.setup.progress import count_bar
-from ridgeline.system.terminal import table_of_numbers
+from ridgeline.system.report import Table
+from ridgeline.system.terminal import console, drawn
 
 # Functions of the standard library, which every reader of this has.
 _CODE: tuple[Callable[..., Any], ...] = (
@@ -184,11 +183,12 @@ def _count(outputs: list[RequestOutput], counts: DraftCounts) -> None:
 
 
 def _print(measured: dict[tuple[str, int], DraftCounts]) -> None:
-    table = table_of_numbers(
+    heads = (
         "prompts", "streams", "off tok/s", "on tok/s", "speed-up", "least", "tokens/step",
         "drafts/step", "right", "changed",
     )  # fmt: skip
-    table.columns[0].no_wrap = True
-    for (kind, n), counts in measured.items():
-        table.add_row(kind, str(n), *(f"{value:g}" for value in counts.summary().values()))
-    Console(width=100).print(table)
+    rows = [
+        (kind, str(n), *(f"{value:g}" for value in counts.summary().values()))
+        for (kind, n), counts in measured.items()
+    ]
+    console(100).print(drawn(Table(heads, rows), whole=(0,)))

@@ -18,7 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from ridgeline.cli.flags import reason_of
-from ridgeline.system.terminal import console, table_of
+from ridgeline.system.report import Table
+from ridgeline.system.terminal import console, drawn
 
 _TYPED = ("with_models",)  # clean --models: what removes things is said each time
 _VARIABLE = "RIDGELINE_CONFIG"
@@ -216,10 +217,8 @@ def config(
         values = {name: {"value": _json(value), "from": origin} for name, value, origin in rows}
         print(json.dumps(values))
         return
-    table = table_of("flag", "value", "from")
-    for name, value, origin in rows:
-        table.add_row(f"--{name.replace('_', '-')}", _shown(value), origin)
-    console().print(table)
+    cells = [(f"--{name.replace('_', '-')}", _shown(value), origin) for name, value, origin in rows]
+    console().print(drawn(Table(("flag", "value", "from"), cells, "lll")))
 
 
 def _in_force(flag: Any, context: Any) -> tuple[Any, str]:

@@ -52,6 +52,7 @@ from ridgeline.foresight.step_time.fit import fitted
 from ridgeline.model.cost import costs
 from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import processor_name, usable_cpus, write_whole
+from ridgeline.system.report import duration
 from ridgeline.version import __version__
 
 _MOST_PER_BIN = 1024  # steps to fit to; fewer are kept
@@ -113,27 +114,26 @@ def rates(calibration: Calibration, llm: LLM) -> Iterator[tuple[str, str]]:
     """Yield what a model of time says in units that people know: name and text."""
     arch, times = llm.arch, calibration.times
     one_s = times.seconds(ONE_STREAM)
-    yield "one stream", f"{1 / (one_s + times.after(1, 0)):,.0f} tokens/s, a step of {_ms(one_s)}"
+    yield (
+        "one stream",
+        f"{1 / (one_s + times.after(1, 0)):,.0f} tokens/s, a step of {duration(one_s)}",
+    )
     for num in (16, 64):
         step_s = times.seconds(of_items([(127, 1, 1)] * num, times.windows))
         rate = num / (step_s + times.after(num, 0))
-        yield f"{num} streams", f"{rate:,.0f} tokens/s, a step of {_ms(step_s)}"
+        yield f"{num} streams", f"{rate:,.0f} tokens/s, a step of {duration(step_s)}"
     length = min(512, llm.config.max_model_len // 2)
     prompt_s = times.seconds(of_items([(0, length, 1)], times.windows))
     ops = costs.linear_flops(arch, length) + costs.attention_flops(arch, 0, length)
     speeds = f"{length / prompt_s:,.0f} tokens/s, {ops / prompt_s / 1e9:,.0f} GOP/s"
-    yield f"a prompt of {length}", f"{speeds}, a step of {_ms(prompt_s)}"
+    yield f"a prompt of {length}", f"{speeds}, a step of {duration(prompt_s)}"
     yield "reads weights", f"at least at {calibration.weights_bytes_per_s / 1e9:,.1f} GB/s"
     if calibration.kv_bytes_per_s:
         yield "reads K/V", f"at {calibration.kv_bytes_per_s / 1e9:,.1f} GB/s"
     yield (
         "between steps",
-        f"{_ms(times.after(1, 0))}, and {_ms(times.after_per_end_s)} for each end",
+        f"{duration(times.after(1, 0))}, and {duration(times.after_per_end_s)} for each end",
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.2f} ms"
 
 
 def _shapes(max_model_len: int) -> Iterator[_LoadShape]:

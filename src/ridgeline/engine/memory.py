@@ -20,6 +20,7 @@ from ridgeline.backends.interface import MemoryUse
 from ridgeline.core.engine import Engine
 from ridgeline.core.request import Content
 from ridgeline.system.machine import freed_bytes, memory_of
+from ridgeline.system.report import gb
 
 MEASURED, COMPUTED = "measured", "computed"
 _ID_BYTES = getsizeof(1 << 20)  # a token id or the number of a block, of those that Python keeps
@@ -80,28 +81,28 @@ class ProcessMemory:
         if reserved:
             notes.append(
                 f"The KV cache takes memory as its blocks are first used, and keeps it for the "
-                f"next texts: {_mb(used)} so far, at most {_mb(reserved)} (--kv-cache-memory). "
+                f"next texts: {gb(used)} so far, at most {gb(reserved)} (--kv-cache-memory). "
                 f"While the engine sleeps it has none (POST /v1/sleep, --idle-release)."
             )
         for device, size in self.device_bytes.items():
             notes.append(
-                f"Of the memory of {device} {_mb(size)} are used, by all processes; the KV cache "
+                f"Of the memory of {device} {gb(size)} are used, by all processes; the KV cache "
                 f"has all of its blocks from the start (--kv-cache-memory)."
             )
         mapped = [line for line in self.lines if line.is_mapped]
         if mapped:
             size, read = _sizes(mapped)
             notes.append(
-                f"Weights are mapped from a file and read when they are first needed: {_mb(read)} "
-                f"of {_mb(size)}; the system may take this memory back, and shares it among "
+                f"Weights are mapped from a file and read when they are first needed: {gb(read)} "
+                f"of {gb(size)}; the system may take this memory back, and shares it among "
                 f"processes."
             )
         names = "before", "files", "freed", "other"
         before, files, freed, unnamed = (self.part_bytes(f"process.{name}") for name in names)
         notes.append(
-            f"Before it loaded a model, the process had {_mb(before)}: Python and libraries. Since "
-            f"then it read {_mb(files)} of files in place, such as libraries, and freed "
-            f"{_mb(freed)}, which the next allocations take. {_mb(unnamed)} have no name: Python's "
+            f"Before it loaded a model, the process had {gb(before)}: Python and libraries. Since "
+            f"then it read {gb(files)} of files in place, such as libraries, and freed "
+            f"{gb(freed)}, which the next allocations take. {gb(unnamed)} have no name: Python's "
             f"objects, and connections."
         )
         return notes
@@ -211,7 +212,3 @@ def _ids_bytes(ids: Sequence[int]) -> int:
 def _sizes(lines: Sequence[MemoryLine]) -> tuple[int, int]:
     """Return what lines may take in all, and what they take now."""
     return sum(line.num_bytes for line in lines), sum(line.resident_bytes for line in lines)
-
-
-def _mb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB"

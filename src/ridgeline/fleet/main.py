@@ -39,6 +39,7 @@ from ridgeline.serve.triton_grpc import check_grpc_port, grpc_beside
 from ridgeline.serve.tunnel.proof import NotTaken
 from ridgeline.system.log_writer import LogWriter, standard_error
 from ridgeline.system.machine import raise_file_limit
+from ridgeline.system.report import counted, gib
 from ridgeline.system.shared_secret import read_key
 from ridgeline.trust.stages import add_receipts, observing, signer_of
 from ridgeline.version import __version__
@@ -274,11 +275,10 @@ def _loaded(replica_set: ReplicaSet, url: str) -> str:
     if replica_set.plan is None:
         return begin + "servers are started where there is room"
     config = replica_set.plan.config
-    threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
-    servers = (
-        "1 server" if replica_set.num_wanted == 1 else f"{replica_set.num_wanted} servers, each"
-    )
-    return begin + f"{servers} with {threads} and {config.kv_bytes / 2**20:,.0f} MiB of KV cache"
+    servers = counted(replica_set.num_wanted, "server")
+    each = "" if replica_set.num_wanted == 1 else ", each"
+    threads, cache = counted(config.threads, "thread"), gib(config.kv_bytes)
+    return begin + f"{servers}{each} with {threads} and {cache} of KV cache"
 
 
 def _loaded_later(names: Sequence[str], url: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ridgeline.foresight.explain import CAUSES, Explanation, Json, Predict
 from ridgeline.system import svg
+from ridgeline.system.report import Row, Table, bold, counted, duration
 
 _MOST = 6  # sentences
 _LATE = 2.0  # a gap of this many times the median is late
@@ -23,15 +24,6 @@ _ENDS = {
     "abort": "it was aborted",
     "error": "it failed",
 }
-
-
-def seconds(num_ns: float) -> str:
-    """Return a time with three digits that matter: ``3.42 s``, ``61.5 ms``."""
-    for unit, size in (("s", 1e9), ("ms", 1e6)):
-        if num_ns >= size:
-            value = num_ns / size
-            return f"{value:,.{max(0, 2 - (value >= 10) - (value >= 100))}f} {unit}"
-    return f"{num_ns / 1e6:.2f} ms"
 
 
 def sentences(explanation: Explanation) -> list[str]:
@@ -49,14 +41,14 @@ Told = Iterator[tuple[float, str]]  # nanoseconds that a sentence explains, and 
 
 
 def _opening(explanation: Explanation) -> str:
-    request, total = explanation.request, seconds(explanation.duration_ns)
+    request, total = explanation.request, _time(explanation.duration_ns)
     reasons = list(dict.fromkeys(request["finish_reasons"]))
     end = " and ".join(_ENDS.get(reason, reason) for reason in reasons)
     text = f"Request {request['request_id']} took {total} from its arrival until {end}"
     if request["first_token_s"] is not None:
         first_ns = 1e9 * (request["first_token_s"] - request["arrival_s"])
         first = "first token" if any(request["num_generated"]) else "vector"
-        return f"{text}; its {first} came after {seconds(first_ns)}."
+        return f"{text}; its {first} came after {_time(first_ns)}."
     if request["error"]:
         return f"{text}: {request['error']}."
     return f"{text}; {'it never had a token' if request['scheduled_s'] else 'it never ran'}."
@@ -79,7 +71,7 @@ def _waits(explanation: Explanation, times: dict[str, int]) -> Told:
         "queue_blocks": "it waited before the engine, because the KV cache had no room for those "
         f"before it: up to {full} were held (--kv-cache-memory)",
         "queue_overtaken": "it waited before the engine, because it was overtaken by "
-        f"{_count(explanation.num_overtakers, 'later request')}: the order is fair between keys, "
+        f"{counted(explanation.num_overtakers, 'later request')}: the order is fair between keys, "
         "and of one key short prompts pass long ones",
         "wait_max_num_seqs": f"it waited for a slot, because {ran} sequences ran "
         f"(--max-num-seqs {max_num_seqs})",
@@ -110,8 +102,8 @@ def _prompt(explanation: Explanation, times: dict[str, int]) -> Told:
     num_steps = len({p.step for p in explanation.pieces if p.cause.startswith("prompt")})
     cached = request["num_cached_tokens"]
     beside = f" ({cached:,} of them were cached)" if cached else ""
-    text = f"Its prompt of {_count(request['num_prompt_tokens'], 'token')}{beside} took "
-    text += f"{_share(explanation, num_ns)} in {_count(num_steps, 'step')}"
+    text = f"Its prompt of {counted(request['num_prompt_tokens'], 'token')}{beside} took "
+    text += f"{_share(explanation, num_ns)} in {counted(num_steps, 'step')}"
     yield num_ns, text + _alone(explanation, num_ns, alone_ns)
 
 
@@ -123,8 +115,8 @@ def _answer(explanation: Explanation, times: dict[str, int]) -> Told:
     num_tokens = max(lengths)
     answers = f"its {len(lengths)} answers of up to" if len(lengths) > 1 else "its answer of"
     num_gaps = num_tokens - 1  # the first token comes with the prompt
-    each = f", {seconds(num_ns / num_gaps)} a token" if num_gaps > 0 else ""
-    text = f"Computing {answers} {_count(num_tokens, 'token')} took "
+    each = f", {_time(num_ns / num_gaps)} a token" if num_gaps > 0 else ""
+    text = f"Computing {answers} {counted(num_tokens, 'token')} took "
     text += f"{_share(explanation, num_ns)}{each}"
     yield num_ns, text + _alone(explanation, num_ns, alone_ns)
 
@@ -134,7 +126,7 @@ def _alone(explanation: Explanation, num_ns: int, alone_ns: int) -> str:
         return "."
     if alone_ns > 0.95 * num_ns:
         return "; alone it would have taken as long."
-    return f"; alone it would have taken {seconds(alone_ns)}."
+    return f"; alone it would have taken {_time(alone_ns)}."
 
 
 def _again(explanation: Explanation, times: dict[str, int]) -> Told:
@@ -181,11 +173,11 @@ def _late(explanation: Explanation, times: dict[str, int]) -> Told:
     worst_s, step = max(late, key=lambda pair: pair[0])
     were = "was" if len(late) == 1 else "were"
     text = f"Of its {len(gaps)} gaps between tokens, {len(late)} {were} more than twice the usual "
-    text += f"{seconds(1e9 * usual_s)}. The longest, {seconds(1e9 * worst_s)}, ended with step "
+    text += f"{duration(usual_s)}. The longest, {duration(worst_s)}, ended with step "
     text += f"{step['number']:,}"
     others = sum(n for seq, _, n in step["work"] if seq[0] != request_id and n > 1)
     if others:
-        text += f", which also computed {_count(others, 'token')} of others' prompts"
+        text += f", which also computed {counted(others, 'token')} of others' prompts"
     yield sum(1e9 * (gap - usual_s) for gap, _ in late), f"{text}."
 
 
@@ -194,7 +186,7 @@ def _machine(explanation: Explanation, times: dict[str, int]) -> Told:
         steps = len({piece.step for piece in explanation.pieces if piece.cause == "slow_machine"})
         yield (
             num_ns,
-            f"In {_count(steps, 'step')} the machine was slower than it usually is, by "
+            f"In {counted(steps, 'step')} the machine was slower than it usually is, by "
             f"{_share(explanation, num_ns)}.",
         )
 
@@ -210,11 +202,11 @@ def _sum(times: dict[str, int], kind: str) -> int:
 
 
 def _share(explanation: Explanation, num_ns: float) -> str:
-    return f"{seconds(num_ns)} ({num_ns / max(explanation.duration_ns, 1):.0%})"
+    return f"{_time(num_ns)} ({num_ns / max(explanation.duration_ns, 1):.0%})"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _time(num_ns: float) -> str:
+    return duration(num_ns / 1e9)
 
 
 def as_dict(
@@ -245,13 +237,15 @@ def as_dict(
     }
 
 
-def rows(explanation: Explanation) -> list[tuple[str, str, str]]:
-    """Return a table: a cause in words, its time, its share."""
+def table(explanation: Explanation) -> Table:
+    """Return a row for each cause in words, with its time and share, and one for all."""
     total = max(explanation.duration_ns, 1)
-    return [
-        (CAUSES[cause], seconds(num_ns), f"{num_ns / total:.1%}")
+    rows: list[Row] = [
+        (CAUSES[cause], _time(num_ns), f"{num_ns / total:.1%}")
         for cause, num_ns in explanation.causes_ns().items()
     ]
+    rows.append(bold("all", _time(explanation.duration_ns), "100.0%"))
+    return Table(("where its time went", "time", "share"), rows)
 
 
 def paragraphs(
@@ -275,11 +269,8 @@ def markdown(
         "",
         " ".join(sentences(explanation)),
         "",
+        *table(explanation).markdown(),
     ]
-    lines += ["| where its time went | time | share |", "|---|---:|---:|"]
-    lines += [f"| {cause} | {time} | {share} |" for cause, time, share in rows(explanation)]
-    total = seconds(explanation.duration_ns)
-    lines += [f"| **all** | **{total}** | **100 %** |"]
     for heading, points in paragraphs(would_help, not_foreseen):
         lines += ["", heading, "", *(f"- {point}" for point in points)]
     return "\n".join(lines) + "\n"
@@ -312,7 +303,7 @@ _COLOURS = {
 
 def explain_svg(explanation: Explanation) -> str:
     """Return the picture of where a request's time went."""
-    title = f"Request {explanation.request['request_id']} took {seconds(explanation.duration_ns)}"
+    title = f"Request {explanation.request['request_id']} took {_time(explanation.duration_ns)}"
     parts = [
         svg.text(_LEFT, 36, title, size=18, weight=600),
         *_bar(explanation),
@@ -324,7 +315,7 @@ def explain_svg(explanation: Explanation) -> str:
         parts += [
             svg.box(_LEFT, y - 12, 14, 14, colour, CAUSES[cause]),
             svg.text(_LEFT + 24, y, CAUSES[cause]),
-            svg.text(_LEFT + 480, y, seconds(num_ns), anchor="end"),
+            svg.text(_LEFT + 480, y, _time(num_ns), anchor="end"),
             svg.text(_LEFT + 540, y, f"{share:.1%}", anchor="end"),
             svg.box(_LEFT + 560, y - 11, 292 * share, 12, colour, CAUSES[cause]),
         ]
@@ -361,7 +352,7 @@ def _axis(explanation: Explanation) -> list[str]:
     y, anchors = _TOP + _HIGH + 20, ("start", "middle", "middle", "middle", "end")
     parts = []
     for i, anchor in enumerate(anchors):
-        label = seconds(explanation.duration_ns * i / 4) if i else "0"
+        label = _time(explanation.duration_ns * i / 4) if i else "0"
         x = _LEFT + _BAR * i / 4
         parts.append(svg.text(x, y, label, size=svg.SMALL, anchor=anchor, fill=svg.FAINT))
     return parts

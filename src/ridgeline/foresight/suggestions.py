@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.foresight.explain import Explanation, Json, changes, usual_times
-from ridgeline.foresight.explain_report import seconds
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
 from ridgeline.foresight.step_time.features import Reach, StepTime, as_text, reach_of_run
 from ridgeline.foresight.trace import step_of
+from ridgeline.system.report import duration
 
 MOST_TOKENS = 4000  # of those before the request in question, and of those behind, that count too
 DRAFTS_WARNING = "drafts, which the recording has, are not simulated"
@@ -124,7 +124,7 @@ def _simulated(explanation: Explanation, records: Sequence[Json]) -> Callable[[s
             return f"its steps would have {as_text(excess)}"
         found = _gain(explanation, records, before, after)
         if isinstance(found, _Gain) and 0 < found.own_s <= found.error_s:
-            own, miss = (seconds(1e9 * one) for one in (found.own_s, found.error_s))
+            own, miss = (duration(one) for one in (found.own_s, found.error_s))
             return f"its gain of {own} is within {miss}, the error of the simulation"
         return found
 
@@ -164,11 +164,11 @@ def _said(gain: _Gain) -> str:
     text = f": simulated, this request ends {_sooner(gain.own_s)}"
     if gain.num_others:
         text += f", and the {gain.num_others:,} beside it {_sooner(gain.others_s)} in the mean"
-    return f"{text}; the simulation misses the recorded times by {seconds(1e9 * gain.error_s)}"
+    return f"{text}; the simulation misses the recorded times by {duration(gain.error_s)}"
 
 
 def _sooner(gain_s: float) -> str:
-    return f"{seconds(1e9 * abs(gain_s))} {'later' if gain_s < 0 else 'sooner'}"
+    return f"{duration(abs(gain_s))} {'later' if gain_s < 0 else 'sooner'}"
 
 
 class Served(NamedTuple):

@@ -1,32 +1,33 @@
-"""A plan as text for other programs and for people: CSV, and markdown."""
+"""A plan as text for other programs and for people: its tables, CSV, and markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ridgeline.model.cost.shapes import active_params, weight_params
-from ridgeline.planner.capacity.load import PERCENTILES
-from ridgeline.planner.capacity.report import name_of, span_ms
+from ridgeline.planner.capacity.load import PERCENTILES, OfferedLoad, Slo
+from ridgeline.planner.capacity.option import CapacityOption
+from ridgeline.planner.capacity.report import bought_name, name_of, span_ms
 from ridgeline.planner.catalogue import devices, offers
-from ridgeline.planner.memory.placement import length, sentence
+from ridgeline.planner.memory.placement import Placement, length, sentence
 from ridgeline.planner.plan import Plan
-from ridgeline.system import report as tables
-from ridgeline.system.report import decimal_size, gib
+from ridgeline.system import report
+from ridgeline.system.report import Cell, Row, Table, bold, figure, gb, gib
 
 
 def as_csv(plan: Plan) -> str:
     """Return a row for each line of each device; of a plan for a load, for each choice."""
     if plan.load is not None:
-        return tables.as_csv([_flat(choice.as_dict()) for choice in plan.choices])
-    return tables.as_csv(
+        return report.as_csv([_flat(choice.as_dict()) for choice in plan.choices])
+    return report.as_csv(
         [
             {
                 "device": placement.device.id,
                 "num_devices": placement.num_devices,
                 "tp": placement.memory.tp,
                 "pp": placement.memory.pp,
-                "fits": str(placement.ledger.fits).lower(),
+                "fits": placement.ledger.fits,
                 "line": line.name,
                 "bytes": line.num_bytes,
                 "how": line.how,
@@ -49,27 +50,83 @@ def _flat(choice: Mapping[str, Any]) -> dict[str, Any]:
             row["spot_replicas"] = value and value["replicas"]
             row["spot_usd_per_hour"] = value and value["usd_per_hour"]
         else:
-            row[name] = str(value).lower() if isinstance(value, bool) else value
+            row[name] = value
     return row
 
 
-def _choices(plan: Plan) -> Iterator[str]:
+def choices_table(
+    choices: Sequence[CapacityOption],
+    load: OfferedLoad,
+    slos: Sequence[Slo],
+    *,
+    with_tokens: bool = True,
+) -> Table:
+    """Return a row for each choice, with the latencies that are bound.
+
+    ``with_tokens`` adds what a million tokens cost.
+    """
+    bounds = list(dict.fromkeys((slo.metric, slo.percentile) for slo in slos))
+    bounds = bounds or [("ttft", "p95"), ("tpot", "mean")]
+    has_bounds = bool(slos) or load.rate_per_s is not None
+    rows: list[Row] = [
+        (
+            name_of(choice),
+            figure(choice.usd_per_hour, ",.2f"),
+            *([figure(choice.usd_per_million_tokens, ",.2f")] if with_tokens else []),
+            figure(choice.utilisation, ".0%"),
+            *(span_ms(choice, metric, percentile) for metric, percentile in bounds),
+            _holds(choice, has_bounds=has_bounds),
+            choice.limited_by,
+        )
+        for choice in choices
+    ]
+    figures = ["USD/h", *(["USD/Mtok"] if with_tokens else []), "busy"]
+    figures += [f"{metric} {percentile}, ms" for metric, percentile in bounds]
+    return Table(("choice", *figures, "holds", "limited by"), rows, f"l{'r' * len(figures)}ll")
+
+
+def purchases_table(choices: Sequence[CapacityOption]) -> Table:
+    """Return a row for each thing to buy."""
+    rows: list[Row] = [
+        (
+            bought_name(choice),
+            f"{choice.bill.usd:,.0f}",
+            f"{choice.bill.watts:,.0f}",
+            figure(choice.usd_per_million_tokens, ",.2f"),
+            figure(choice.power_usd_per_million_tokens, ",.2f"),
+            figure(choice.per_user, ",.0f"),
+            span_ms(choice, "ttft", "p95"),
+            _holds(choice, has_bounds=True),
+        )
+        for choice in choices
+        if choice.bill is not None
+    ]
+    figures = ("USD", "most W", "USD/Mtok", "of it power", "tokens/s each", "first token, ms")
+    return Table(("what to buy", *figures, "holds"), rows, "lrrrrrrl")
+
+
+def _holds(choice: CapacityOption, *, has_bounds: bool) -> Cell:
+    if not has_bounds:
+        return Cell("-")  # a closed loop asks for no rate: without a bound there is no question
+    if not choice.meets_slo:
+        return Cell("no", "red")
+    by = "" if choice.seen is not None and choice.seen.is_simulated else " ~"
+    return Cell(f"surely{by}", "green") if choice.surely else Cell(f"likely{by}", "yellow")
+
+
+def _choices(plan: Plan, load: OfferedLoad) -> Iterator[str]:
     """Yield the answer and a row for each choice."""
     yield f"# Choices for {plan.spec.name}\n"
     yield f"{model_line(plan)}. {plan.answer}.\n"
-    yield "| choice | USD/h | busy | ttft p95, ms | tpot p95, ms | holds | limited by |"
-    yield "|---|--:|--:|--:|--:|---|---|"
-    for choice in plan.choices:
-        cost = "" if choice.usd_per_hour is None else f"{choice.usd_per_hour:,.2f}"
-        busy = "" if choice.utilisation is None else f"{choice.utilisation:.0%}"
-        holds = "surely" if choice.surely else "likely" if choice.meets_slo else "no"
-        times = " | ".join(span_ms(choice, metric, "p95") for metric in ("ttft", "tpot"))
-        yield f"| {name_of(choice)} | {cost} | {busy} | {times} | {holds} | {choice.limited_by} |"
+    if any(choice.owned is not None for choice in plan.choices):
+        yield from purchases_table(plan.choices).markdown()
+    else:
+        yield from choices_table(plan.choices, load, plan.slos).markdown()
 
 
 def as_markdown(plan: Plan) -> Iterator[str]:
     """Yield a document: the answer, the devices, the lines."""
-    yield from _choices(plan) if plan.load is not None else _memory(plan)
+    yield from _memory(plan) if plan.load is None else _choices(plan, plan.load)
     notes = [*(f"assumed: {note}" for note in plan.assumptions), *plan.warnings]
     yield from ["", *(f"- {note}" for note in notes)]
 
@@ -78,31 +135,40 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield f"# Memory of {plan.spec.name}\n"
     yield f"{model_line(plan)}. It {sentence(plan.best)}.\n"
     if len(plan.placements) > 1:
-        yield "| device | devices | memory | to spare | longest context | sequences |"
-        yield "|---|--:|--:|--:|--:|--:|"
-        for p in plan.placements:
-            spare = gib(p.ledger.spare_bytes) if p.ledger.fits else "does not fit"
-            yield (
-                f"| {p.device.id} | {p.num_devices} | {gib(p.ledger.capacity_bytes)} | {spare} | "
-                f"{length(p.max_context)} | {p.max_concurrency:,} |"
-            )
+        yield from devices_table(plan.placements).markdown()
         yield ""
-    yield f"| on {plan.best.device.id} | size | how |"
-    yield "|---|--:|---|"
-    *lines, margin = plan.best.ledger.lines
-    for line in lines:
-        yield f"| {line.name} | {gib(line.num_bytes)} | {line.how} |"
-    needed = plan.best.ledger.needed_bytes
-    yield f"| **needs** | **{gib(needed)}** | {decimal_size(needed)} |"
-    yield f"| {margin.name} | {gib(margin.num_bytes)} | stays free |"
+    heads = (f"on {plan.best.device.id}", "size", "how")
+    yield from Table(heads, ledger_rows(plan.best), "lrl").markdown()
     if plan.published is not None:
-        said = plan.published
-        yield (
-            f"\nA well-known formula says {said.total_gb:.2f} GB: weights {said.weights_gb:.2f}, "
-            f"KV {said.kv_gb:.2f}, activations {said.activations_gb:.2f}; without flash attention "
-            f"{said.plain_total_gb:.2f} GB, of which activations {said.plain_activations_gb:.2f}.\n"
-        )
+        yield f"\nA well-known formula says {plan.published.in_words}.\n"
         yield from (f"- {reason}" for reason in plan.published.why_wrong)
+
+
+def devices_table(placements: Sequence[Placement]) -> Table:
+    """Return a row for each device: its memory, and what it leaves for contexts."""
+    rows = [
+        (
+            p.device.id,
+            str(p.num_devices),
+            gib(p.ledger.capacity_bytes),
+            gib(p.ledger.spare_bytes) if p.ledger.fits else "does not fit",
+            length(p.max_context),
+            f"{p.max_concurrency:,}",
+        )
+        for p in placements
+    ]
+    return Table(("device", "devices", "memory", "to spare", "longest context", "sequences"), rows)
+
+
+def ledger_rows(placement: Placement) -> list[Row]:
+    """Return what takes the memory of a device: names, sizes, and how they are known."""
+    *lines, margin = placement.ledger.lines
+    needed = placement.ledger.needed_bytes
+    return [
+        *((line.name, gib(line.num_bytes), line.how) for line in lines),
+        (*bold("needs", gib(needed)), gb(needed)),
+        (margin.name, gib(margin.num_bytes), "stays free"),
+    ]
 
 
 def model_line(plan: Plan) -> str:
@@ -115,25 +181,25 @@ def model_line(plan: Plan) -> str:
     return f"{params}; {', '.join(shape.kinds)}; {best.storage.name}"
 
 
-def devices_table() -> str:
-    """Return a markdown table of the catalogue: every whole device, and what is known of it."""
+def catalogue_table() -> Table:
+    """Return the catalogue: every whole device, and what is known of it."""
     heads = ("id", "name", "memory, GB", "GB/s", "16-bit TFLOPS", "W", "to buy, USD", "sure")
-    rows = [f"| {' | '.join(heads)} |", "|---|---|--:|--:|--:|--:|--:|---|"]
+    rows = []
     for device in (one for one in devices().values() if not one.parent):
         peaks = device.peak_ops_per_s
         peak = peaks.get("bf16", peaks.get("f16"))
         offer = offers().get(device.id)
-        cells = (
-            f"`{device.id}`",
-            device.name,
-            f"{device.usable_bytes / 1e9:,.4g}",
-            f"{device.read_bytes_per_s / 1e9:,.0f}",
-            ""
-            if peak is None
-            else f"{peak / 1e12:,.4g}{'' if 'bf16' in peaks else ' (f16 alone)'}",
-            f"{device.watts:,.0f}" if device.watts else "",
-            "" if offer is None else f"{offer.usd:,.0f} ({offer.kind}, {offer.date})",
-            device.confidence,
+        f16_alone = "" if "bf16" in peaks else " (f16 alone)"
+        rows.append(
+            (
+                f"`{device.id}`",
+                device.name,
+                f"{device.usable_bytes / 1e9:,.4g}",
+                f"{device.read_bytes_per_s / 1e9:,.0f}",
+                "" if peak is None else f"{peak / 1e12:,.4g}{f16_alone}",
+                f"{device.watts:,.0f}" if device.watts else "",
+                "" if offer is None else f"{offer.usd:,.0f} ({offer.kind}, {offer.date})",
+                device.confidence,
+            )
         )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+    return Table(heads, rows, "llrrrrrl")

@@ -15,7 +15,7 @@ from ridgeline.planner.memory.flags import PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
 from ridgeline.planner.memory.placement import DEFAULT_CONTEXT, parts_of
 from ridgeline.planner.plan import plan_for
-from ridgeline.system.report import decimal_size
+from ridgeline.system.report import gb
 
 _USUAL = PlanFlags()
 
@@ -36,12 +36,12 @@ class Needs(NamedTuple):
     @property
     def in_words(self) -> str:
         """The figure, and what it is for."""
-        return f"{decimal_size(self.num_bytes)} for a text of {self.context:,} tokens"
+        return f"{gb(self.num_bytes)} for a text of {self.context:,} tokens"
 
     @property
     def parts_in_words(self) -> str:
         """The parts."""
-        return ", ".join(f"{name} {decimal_size(size)}" for name, size in self.parts.items())
+        return ", ".join(f"{name} {gb(size)}" for name, size in self.parts.items())
 
     @property
     def sentence(self) -> str:

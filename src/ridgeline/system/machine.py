@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from ridgeline.system.report import decimal_size
+from ridgeline.system.report import gb
 
 try:
     import fcntl
@@ -374,7 +374,7 @@ def check_room(folder: Path, num_bytes: int, what: str, instead: str) -> None:
     free = free_bytes(folder)
     if free < num_bytes:
         raise DiskFull(
-            f"{what} needs {decimal_size(num_bytes)}, but {decimal_size(free)} are free in "
+            f"{what} needs {gb(num_bytes)}, but {gb(free)} are free in "
             f"{folder}: make room, or {instead}"
         )
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Drawn
+from rich.text import Text
+
+from ridgeline.system.report import Table
 
 _ANY_WIDTH = 100_000  # wider than any line
 
@@ -20,20 +24,20 @@ def console(columns: int = _ANY_WIDTH, *, markup: bool = False) -> Console:
     return Console(width=width, highlight=False, markup=markup)
 
 
-def table_of(*headers: str) -> Table:
-    """Return a table whose cells are folded on a screen, and whole where a program reads.
+def drawn(table: Table, *, whole: Collection[int] = ()) -> Drawn:
+    """Return a table to print. What is too long is folded, so that nothing is cut.
 
-    Without ``headers`` it has two columns: names and values.
+    The columns ``whole`` are in one line: they are cut where others could not become narrower.
     """
-    table = Table(box=None, pad_edge=False, show_header=bool(headers))
-    for header in headers or ("", ""):
-        table.add_column(header, overflow="fold")
-    return table
-
-
-def table_of_numbers(first: str, *others: str) -> Table:
-    """Return a table whose first column is text, and whose others are numbers, to the right."""
-    table = Table(first, box=None, pad_edge=False)
-    for header in others:
-        table.add_column(header, justify="right")
-    return table
+    found = Drawn(box=None, pad_edge=False, show_header=bool(table.heads))
+    for number, (head, side) in enumerate(table.columns()):
+        is_whole = number in whole
+        found.add_column(
+            Text(head),
+            justify="right" if side == "r" else "left",
+            no_wrap=is_whole,
+            overflow="ellipsis" if is_whole else "fold",
+        )
+    for row in table.cells():
+        found.add_row(*(Text(*cell) for cell in row))
+    return found

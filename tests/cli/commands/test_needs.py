@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.model.hub.short_names import SHORT_NAMES
-from ridgeline.system.report import decimal_size
+from ridgeline.system.report import gb
 from tests.engine.test_llm import write_model
 from tests.real_models import real_model
 from tests.serve.serving import serving
@@ -54,7 +54,7 @@ def test_every_command_and_a_server_say_the_same(home: Path) -> None:
     *lines, margin = plan["lines"]
     assert sum(line["bytes"] for line in lines) == shown["bytes"] < one["total_bytes"]
     assert margin["name"].startswith("margin")
-    figure = decimal_size(shown["bytes"])
+    figure = gb(shown["bytes"])
     for text, pattern in (
         (printed(home, "show", "o/n"), rf"^needs +{figure} for a text of "),
         (printed(home, "list"), rf"^o/n .*B +{figure} +ridgeline "),
@@ -82,7 +82,7 @@ def test_a_server_says_what_its_own_options_need(home: Path) -> None:
 @pytest.mark.parametrize("name", SHORT_NAMES)
 def test_readme_says_what_is_known_of_a_short_name(name: str) -> None:
     (figure,) = re.findall(rf"^\| (.*) \| `{name}` \|", README, re.MULTILINE)
-    assert figure == decimal_size(SHORT_NAMES[name].needed_bytes)
+    assert figure == gb(SHORT_NAMES[name].needed_bytes)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen2.5-coder:0.5b", "all-minilm"])

@@ -14,6 +14,7 @@ from ridgeline.cli.commands.quantize import quantize
 from ridgeline.cli.flags import UsageError
 from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.model.files.tensors import ModelFileError
+from ridgeline.system.report import gb
 from tests.lora import random_pairs, write_gguf_adapter
 from tests.model.files.tiny import CONFIG, gguf_metadata, gguf_weights, write_gguf
 from tests.model.files.vocabularies import byte_level
@@ -51,7 +52,7 @@ def test_a_model_is_calibrated_merged_written_and_answers(model: Path, tmp_path:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert f"2.8 MB -> {out.stat().st_size / 1e6:,.1f} MB" in done.stdout
+    assert f"3 MB -> {gb(out.stat().st_size)}" in done.stdout
     for words in ("bits a weight", "Q4_K", "calibrated", "merged", f"next: ridgeline serve {out}"):
         assert words in done.stdout
     assert read_gguf(importance)[0]["general.type"] == "imatrix"

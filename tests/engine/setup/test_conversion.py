@@ -87,12 +87,12 @@ def with_blocks(dtype: str) -> Checkpoint:
         (
             "Q2_K",
             "auto",
-            "8 bits, quantised again: 0 MB in the file, 2 MB in memory; --dtype int4 ",
+            "8 bits, quantised again: 379 kB in the file, 2 MB in memory; --dtype in",
         ),
-        ("Q3_K", "int8", "8 bits: 0 MB in the file, 2 MB in memory; --dtype int4 takes less, and "),
-        ("IQ2_XS", "auto", "8 bits, quantised again: 0 MB in the file, 2 MB in memory; --dtype i"),
-        ("Q3_K", "int4", f"4 bits: 0 MB in the file, 1 MB in memory{BENCH}"),
-        ("IQ1_S", "f32", f"f32: 0 MB in the file, 6 MB in memory{BENCH}"),
+        ("Q3_K", "int8", "8 bits: 495 kB in the file, 2 MB in memory; --dtype int4 takes less, a"),
+        ("IQ2_XS", "auto", "8 bits, quantised again: 335 kB in the file, 2 MB in memory; --dtype "),
+        ("Q3_K", "int4", f"4 bits: 495 kB in the file, 966 kB in memory{BENCH}"),
+        ("IQ1_S", "f32", f"f32: 228 kB in the file, 6 MB in memory{BENCH}"),
     ],
 )
 def test_few_bits_of_gguf_say_both_sizes(dtype: str, wish: str, wanted: str) -> None:

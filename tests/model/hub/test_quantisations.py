@@ -62,9 +62,9 @@ def test_a_name_that_says_many_parts_costs_nothing() -> None:
 @pytest.mark.parametrize(
     ("room_gb", "tag", "words"),
     [
-        (100, "Q8_0", "best of 5 for 100.0 GB of free memory"),
-        (3.5, "Q4_K_M", "Q8_0 would need about 3.8 GB"),
-        (2, "IQ2_XXS", "Q4_K_M would need about 2.7 GB"),
+        (100, "Q8_0", "best of 5 for 100.00 GB of free memory"),
+        (3.5, "Q4_K_M", "Q8_0 would need about 3.84 GB"),
+        (2, "IQ2_XXS", "Q4_K_M would need about 2.74 GB"),
     ],
 )
 def test_the_best_that_fits_is_taken(room_gb: float, tag: str, words: str) -> None:
@@ -74,7 +74,7 @@ def test_the_best_that_fits_is_taken(room_gb: float, tag: str, words: str) -> No
 
 
 def test_where_nothing_fits_the_smallest_is_named() -> None:
-    with pytest.raises(ValueError, match=r"smallest, IQ2_XXS, needs about 1\.6 GB .* 1\.0 GB is"):
+    with pytest.raises(ValueError, match=r"smallest, IQ2_XXS, needs about 1\.64 GB .* 1\.00 GB is"):
         pick(gguf_models(SIZES), "", GB)
     assert pick(gguf_models(SIZES), "IQ2_XXS", GB)[0].size == GB, "a wish is a wish"
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ridgeline.cli.choices import show_spot
+from ridgeline.cli.commands.plan import show_spot
 from ridgeline.foresight.simulator.fleet import RequestOutcome, serve_fleet
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.step_time.features import StepTime

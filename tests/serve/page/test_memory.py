@@ -7,7 +7,7 @@ from pathlib import Path
 
 from selenium.webdriver import Chrome
 
-from ridgeline.system.report import decimal_size
+from ridgeline.system.report import gb
 from tests.serve.page.browsing import PHONE, ask, browsing, find, says, sees, set_size, texts
 from tests.serve.serving import Served, serving
 
@@ -43,7 +43,7 @@ def test_the_bar_shows_what_the_lines_say(page: Chrome, slow: Served) -> None:
     total = sum(map(bytes_in, pieces))
     shown = bytes_in(texts(page, "#memory-note")[0])
     assert abs(total - shown) < 0.01 * shown
-    needed = decimal_size(slow.call("/v1/memory")[1]["needs"]["bytes"])
+    needed = gb(slow.call("/v1/memory")[1]["needs"]["bytes"])
     assert says(page, "#memory-note", f", needs {needed} for a text of ")
     for title, width in pieces.items():
         share = width / sum(pieces.values())

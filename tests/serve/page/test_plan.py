@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
 from ridgeline.serve.routes import plans as plan_routes
-from ridgeline.system.report import decimal_size
+from ridgeline.system.report import gb
 from tests.serve.page.browsing import DESK, PHONE, browsing, find, says, sees, set_size, texts
 from tests.serve.serving import Served, serving
 from tests.serve.test_plans import ask, config
@@ -71,7 +71,7 @@ def test_the_served_model_is_planned_at_once(plans: Chrome, planner: Served) -> 
     lines = rows(plans, "lines")
     *names, margin = [line["name"] for line in found["memory"]["lines"]]
     assert list(lines) == [*names, "needs", margin]
-    assert lines["needs"][1] == decimal_size(found["memory"]["per_device"]["needed_bytes"])
+    assert lines["needs"][1] == gb(found["memory"]["per_device"]["needed_bytes"])
     assert not find(plans, "#config-field").is_displayed()
     find(plans, "#to-chat").click()
     sees(lambda: plans.find_elements(By.CSS_SELECTOR, "#question"))

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from ridgeline.bench.claims.harness import LLAMA_2_13B, Harness, LoadSizes, RealStage, VirtualStage
 from ridgeline.bench.claims.techniques import (
     BatchSize,
@@ -27,7 +25,8 @@ from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.planner import PlanFlags
 from ridgeline.system import svg
 from ridgeline.system.machine import write_text
-from ridgeline.system.terminal import console, table_of_numbers
+from ridgeline.system.report import Table
+from ridgeline.system.terminal import console, drawn
 
 ENDINGS = (".svg", ".json", ".csv", ".md")
 _MODEL_HERE = "smollm2"
@@ -205,39 +204,39 @@ def _title(results: ClaimResults) -> str:
 
 def _print(results: ClaimResults) -> None:
     terminal = console(160)
-    table = Table("technique", "off -> on", "claim", "paper", box=None, pad_edge=False)
-    table.add_column("here", justify="right")
-    table.add_column("why")
+    lines = []
     for row in results.rows():
         spread = row["most"] - row["least"]
         here = f"{row['factor']:.2f}x"
         here += f" ({row['least']:.2f}-{row['most']:.2f})" if spread > 0.005 else ""
         sides = f"{row['off']} -> {row['on']}"
-        table.add_row(
-            row["technique"], sides, row["claim"] or "-", row["paper"] or "", here, row["why"]
-        )
+        claim, paper = row["claim"] or "-", row["paper"] or ""
+        lines.append((row["technique"], sides, claim, paper, here, row["why"]))
     terminal.print(f"{_title(results)}\n")
-    terminal.print(table)
+    heads = ("technique", "off -> on", "claim", "paper", "here", "why")
+    terminal.print(drawn(Table(heads, lines, "llllrl")))
     if results.batches:
         terminal.print()
-        terminal.print(_table_of_batches(results.batches))
+        terminal.print(drawn(_table_of_batches(results.batches)))
     if results.left_out:
         terminal.print(f"left out, --seconds is too small: {', '.join(results.left_out)}")
 
 
 def _table_of_batches(batches: Sequence[BatchSize]) -> Table:
-    table = table_of_numbers("streams at once", "tokens/s", "of the most", "ms per token", "cost")
+    heads = ("streams at once", "tokens/s", "of the most", "ms per token", "cost")
     most = max(one.tokens_per_s for one in batches)
     cost: Callable[[BatchSize], str] = _cost(batches[0])
-    for one in batches:
-        table.add_row(
+    rows = [
+        (
             str(one.num_streams),
             f"{one.tokens_per_s:,.0f}",
             f"{one.tokens_per_s / most:.0%}",
             f"{1e3 * one.token_s:.1f}",
             cost(one),
         )
-    return table
+        for one in batches
+    ]
+    return Table(heads, rows)
 
 
 def _cost(alone: BatchSize) -> Callable[[BatchSize], str]:

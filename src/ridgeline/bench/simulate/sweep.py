@@ -15,8 +15,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from rich.table import Table
-
 from ridgeline.bench.load.stats import LIMIT_NAMES, parse_limits
 from ridgeline.bench.out_file import check_place
 from ridgeline.bench.simulate.main import Scenario, Simulator, check_fleet, seeded
@@ -28,8 +26,8 @@ from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import OF_DEVICE
 from ridgeline.system import svg
 from ridgeline.system.machine import usable_cpus, write_text
-from ridgeline.system.report import as_csv
-from ridgeline.system.terminal import console
+from ridgeline.system.report import Cell, Table, as_csv, figure
+from ridgeline.system.terminal import console, drawn
 
 _COLUMNS = {  # of the table: what is shown, and where it stands in a summary
     "tok/s": ("output_tokens_per_s",),
@@ -207,13 +205,12 @@ def _print(
 ) -> None:
     out = console(160, markup=True)
     shown = [name for name in _COLUMNS if any(row[name] is not None for row in found)]
-    table = Table(*settings[0], box=None, pad_edge=False)
-    for name in shown:
-        table.add_column(name.replace(" ", "\n"), justify="right")
+    rows = []
     for i, (setting, figures) in enumerate(zip(settings, found, strict=True)):
-        cells = [*map(str, setting.values()), *(_short(figures[name]) for name in shown)]
-        table.add_row(*cells, style="bold green" if i == winner else None)
-    out.print(table)
+        texts = [*map(str, setting.values()), *(figure(figures[name]) for name in shown)]
+        rows.append([Cell(text, "bold green" if i == winner else "") for text in texts])
+    heads = (*settings[0], *(name.replace(" ", "\n") for name in shown))
+    out.print(drawn(Table(heads, rows, "l" * len(settings[0]) + "r" * len(shown))))
     flags = " ".join(
         _flag(name, value)
         for name, value in settings[winner].items()
@@ -225,12 +222,6 @@ def _print(
 
 def _short_of(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in setting.items())
-
-
-def _short(number: float | None) -> str:
-    if number is None:
-        return "-"
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _flag(name: str, value: Any) -> str:
@@ -277,7 +268,7 @@ def _bars(x: float, name: str, row: Sequence[float | None], best: int) -> Iterat
             yield svg.text(x, _y(i) + 13, "-", size=svg.SMALL, fill=svg.FAINT)
             continue
         width = _BAR * value / greatest
-        said = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+        said = figure(value)
         yield svg.box(x, _y(i), width, 18, _BEST if i == best else _PLAIN, f"{name}: {said}")
         yield svg.text(x + width + 6, _y(i) + 13, said, size=svg.SMALL)
 

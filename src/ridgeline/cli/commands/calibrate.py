@@ -20,7 +20,8 @@ from ridgeline.engine.calibration import (
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.options import Options
 from ridgeline.engine.setup.progress import count_bar
-from ridgeline.system.terminal import console, table_of
+from ridgeline.system.report import of_pairs
+from ridgeline.system.terminal import console, drawn
 
 
 @flags("options", Options)
@@ -46,20 +47,14 @@ def calibrate_command(
     if stored_roof(default_home()) is None:
         with count_bar("Measuring the roof", note="rounds") as report:
             measure_and_save_roof(default_home(), report)
-    table = table_of()
-    table.columns[0].style, table.columns[0].no_wrap = "dim", True
-    for name, value in lines:
-        table.add_row(name, value)
     interval = calibration.interval()
     error = f"{calibration.step_error or 0:.1%} of a step, in the mean"
-    table.add_row(
-        "error", f"{error}, of {len(calibration.samples):,} steps that it was not fitted to"
+    lines.append(
+        ("error", f"{error}, of {len(calibration.samples):,} steps that it was not fitted to")
     )
     if len(calibration.factors) > 1:
-        table.add_row(
-            "speed",
-            f"{1 / interval.high:.2f} to {1 / interval.low:.2f} of the mean, in two seconds each",
-        )
-    table.add_row("kept in", str(path))
-    console().print(table)
+        speeds = f"{1 / interval.high:.2f} to {1 / interval.low:.2f}"
+        lines.append(("speed", f"{speeds} of the mean, in two seconds each"))
+    lines.append(("kept in", str(path)))
+    console().print(drawn(of_pairs(lines), whole=(0,)))
     console().print(f"next: ridgeline simulate {model} --request-rate 2")

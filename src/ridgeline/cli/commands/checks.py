@@ -12,6 +12,7 @@ from ridgeline.cli.flags import UsageError, as_text
 from ridgeline.cli.help import App
 from ridgeline.engine.setup.home import default_home
 from ridgeline.engine.setup.progress import say
+from ridgeline.system.report import counted
 
 if TYPE_CHECKING:
     from ridgeline.trust.audit.check import CheckedLog
@@ -115,8 +116,8 @@ def _report(log: CheckedLog) -> None:
     span = f", from {log.since} to {log.until}" if log.num_lines else ""
     span += f", log {log.log}" if log.log else ""
     print(
-        f"{log.folder}: {_count(log.num_lines, 'line')} in {_count(log.num_files, 'file')}, "
-        f"{_count(log.num_requests, 'request')}{span}"
+        f"{log.folder}: {counted(log.num_lines, 'line')} in {counted(log.num_files, 'file')}, "
+        f"{counted(log.num_requests, 'request')}{span}"
     )
     for fault in log.faults[:_MOST_SHOWN]:
         print(f"  wrong: {fault}")
@@ -128,10 +129,6 @@ def _report(log: CheckedLog) -> None:
         print("  it is NOT as it was written")
     else:
         print(f"  it is as it was written, up to line {log.head.seq}, {log.head.digest}")
-
-
-def _count(num: int, what: str) -> str:
-    return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
 
 
 def add_to(app: typer.Typer) -> None:

@@ -16,13 +16,14 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.cpu import measure_read
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.engine.text_processor import Message
+from ridgeline.system.report import Row, Table, bold
+from ridgeline.system.terminal import drawn
 
 _COMPLETIONS = (
     "The capital of France is",
@@ -73,7 +74,10 @@ def main() -> None:
         llm.engine.listeners.append(log)
         answers = _prompts(llm.text.can_chat)
         _stream(llm, answers, console)
-        console.print(_table(answers, log, llm.config.num_blocks))
+        console.print(drawn(_table(answers, log)))
+        used = max(step.blocks_used for step in log.steps)
+        blocks = f"KV cache: at most {used} of {llm.config.num_blocks} blocks used"
+        console.print(Text(blocks, style="dim italic"))
         console.print(_share_of_roof(llm, log.steps))
     console.print("[dim]Next: ridgeline run smollm2, or examples/[/]")
 
@@ -111,37 +115,35 @@ def _panels(answers: list[_Panel]) -> Columns:
     return Columns(panels)
 
 
-def _table(answers: list[_Panel], log: _Log, num_blocks: int) -> Table:
-    table = Table("prompt", box=None, pad_edge=False, title_justify="left")
-    for name in ("prompt tokens", "output tokens", "first token s", "tok/s"):
-        table.add_column(name, justify="right")
+def _table(answers: list[_Panel], log: _Log) -> Table:
+    heads = ("prompt", "prompt tokens", "output tokens", "first token s", "tok/s")
+    rows: list[Row] = []
     for answer, record in zip(answers, sorted(log.requests, key=_number), strict=True):
         first_s = record.first_token_s or record.finish_s
         generated = sum(record.num_generated)
         answering_s = record.finish_s - first_s
-        table.add_row(
-            answer.title,
-            str(len(record.prompt_token_ids)),
-            str(generated),
-            f"{first_s - record.arrival_s:.2f}",
-            f"{(generated - 1) / answering_s:.1f}" if answering_s > 0 else "-",
+        rows.append(
+            (
+                answer.title,
+                str(len(record.prompt_token_ids)),
+                str(generated),
+                f"{first_s - record.arrival_s:.2f}",
+                f"{(generated - 1) / answering_s:.1f}" if answering_s > 0 else "-",
+            )
         )
     records = log.requests
     span_s = max(r.finish_s for r in records) - min(r.arrival_s for r in records)
     total = sum(sum(record.num_generated) for record in records)
-    table.add_section()
-    table.add_row(
-        f"together, in {len(log.steps)} steps",
-        str(sum(len(record.prompt_token_ids) for record in records)),
-        str(total),
-        f"{span_s:.2f} in all",
-        f"{total / span_s:.1f}",
-        style="bold",
+    rows.append(
+        bold(
+            f"together, in {len(log.steps)} steps",
+            str(sum(len(record.prompt_token_ids) for record in records)),
+            str(total),
+            f"{span_s:.2f} in all",
+            f"{total / span_s:.1f}",
+        )
     )
-    used = max(step.blocks_used for step in log.steps)
-    table.caption = f"KV cache: at most {used} of {num_blocks} blocks used"
-    table.caption_justify = "left"
-    return table
+    return Table(heads, rows)
 
 
 def _share_of_roof(llm: LLM, steps: list[StepRecord]) -> Text:

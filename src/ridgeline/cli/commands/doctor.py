@@ -35,8 +35,8 @@ from ridgeline.system.machine import (
     total_bytes,
     usable_cpus,
 )
-from ridgeline.system.report import decimal_size, gib
-from ridgeline.system.terminal import table_of
+from ridgeline.system.report import Cell, Row, Table, bold, gb, gib, of_pairs
+from ridgeline.system.terminal import drawn
 
 _MOST_OFF = 0.1  # of a thousand steps, after the speed of the moment
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
@@ -59,11 +59,7 @@ def report(
     ``model`` is loaded, and what this process takes with it is shown line by line. ``with_roof``
     adds what memory and arithmetic reach, measured for about ten seconds.
     """
-    table = table_of()
-    table.columns[0].style = "dim"
-    for name, value in _known(home, with_roof=with_roof):
-        table.add_row(name, escape(value))
-    console.print(table)
+    console.print(drawn(of_pairs(_known(home, with_roof=with_roof))))
     if model is not None:
         _report_memory(console, model)
     all_problems = list(problems(home))
@@ -158,24 +154,20 @@ def _report_memory(console: Console, model: str) -> None:
         memory = llm.memory()
         path = llm.path
         needs = needs_of_file(path)
-    table = table_of("MB of memory", "may take", "loaded", "after an answer", "how")
-    table.header_style = "dim"
-    for column in table.columns[1:4]:
-        column.justify = "right"
-    table.columns[4].style = "dim"
+    rows: list[Row] = []
     for line in memory.lines:
         is_rest = line.name.startswith("process.")
         sizes = (line.num_bytes, loaded.get(line.name, 0), line.resident_bytes)
         cells = ["" if is_rest else _mb(sizes[0]), *map(_mb, sizes[1:])]
         how = f"{line.how}, mapped from a file" if line.is_mapped else line.how
-        table.add_row(line.name, *cells, how)
-    table.add_section()
+        rows.append((line.name, *cells, Cell(how, "dim")))
     cells = [_mb(sum(loaded.values())), _mb(memory.resident_bytes)]
-    table.add_row("all of this process", "", *cells, "", style="bold")
+    rows.append(bold("all of this process", "", *cells))
     for device, size in memory.device_bytes.items():
-        table.add_row(f"all of {device}", "", "", _mb(size), "", style="bold")
+        rows.append(bold(f"all of {device}", "", "", _mb(size)))
     console.print(f"\n[bold]{escape(path.name)}[/] in this process:")
-    console.print(table)
+    heads = ("MB of memory", "may take", "loaded", "after an answer", "how")
+    console.print(drawn(Table(heads, rows, "lrrrl")))
     for note in (needs.sentence, *memory.notes):
         console.print(f"- {note}", style="dim", highlight=False)
     console.print()
@@ -227,7 +219,7 @@ def problems(home: Path) -> Iterator[str]:
     """Yield what is wrong, and what to do about it."""
     cores = usable_cpus()
     if available_bytes() < 2 << 30:
-        needed = decimal_size(SHORT_NAMES["smollm2"].needed_bytes)
+        needed = gb(SHORT_NAMES["smollm2"].needed_bytes)
         yield f"only {gib(available_bytes())} of memory: smollm2 needs {needed}, close something"
     if cores < (os.cpu_count() or 1):
         yield f"{cores} of {os.cpu_count()} cores may be used: see taskset or the container's limit"

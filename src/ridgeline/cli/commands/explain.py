@@ -26,15 +26,14 @@ from ridgeline.foresight.explain_report import (
     explain_svg,
     markdown,
     paragraphs,
-    rows,
-    seconds,
     sentences,
+    table,
     timeline,
 )
 from ridgeline.foresight.suggestions import MOST_TOKENS, Suggestions, would_help
 from ridgeline.foresight.trace import Json, Recorded, read_trace
 from ridgeline.system.machine import write_text
-from ridgeline.system.terminal import console, table_of_numbers
+from ridgeline.system.terminal import console, drawn
 
 
 class OutputFormat(StrEnum):
@@ -169,11 +168,7 @@ def _print_text(explanation: Explanation, suggestions: Suggestions) -> None:
     out = console(100, markup=True)
     out.print(" ".join(sentences(explanation)))
     out.print()
-    table = table_of_numbers("where its time went", "time", "share")
-    for row in rows(explanation):
-        table.add_row(*row)
-    table.add_row("all", seconds(explanation.duration_ns), "100.0%", style="bold")
-    out.print(table)
+    out.print(drawn(table(explanation)))
     for heading, points in paragraphs(*suggestions):
         out.print(f"\n{heading}")
         for point in points:

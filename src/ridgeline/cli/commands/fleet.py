@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from ridgeline.cli.commands.ps import URL, ApiKey, AsJson, Url, ask_server
-from ridgeline.system.terminal import console, table_of
+from ridgeline.system.report import Table, counted, gib
+from ridgeline.system.terminal import console, drawn
 
 
 def fleet(url: Url = URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
@@ -23,10 +24,9 @@ def fleet(url: Url = URL, api_key: ApiKey = None, as_json: AsJson = False) -> No
         out.print(summary(name, model))
         has_others = any(one.get("node") for one in model["replicas"])
         titles = ["server", *(["machine"] if has_others else []), "state", "requests"]
-        table = table_of(*titles, "moved away", "ended", "process", "since")
-        for one in model["replicas"]:
-            since_s = one.get("since")
-            table.add_row(
+        titles += ["moved away", "ended", "process", "since"]
+        rows = [
+            (
                 one["name"],
                 *([one.get("node") or "this one"] if has_others else []),
                 one["state"],
@@ -34,12 +34,17 @@ def fleet(url: Url = URL, api_key: ApiKey = None, as_json: AsJson = False) -> No
                 str(one["moved"]),
                 str(one["deaths"]),
                 str(one.get("pid", "-")),
-                time.strftime("%H:%M:%S", time.localtime(since_s)) if since_s else "-",
+                _clock(one["since"]) if one.get("since") else "-",
             )
-        out.print(table)
+            for one in model["replicas"]
+        ]
+        out.print(drawn(Table(titles, rows, "l" * len(titles))))
         for event in model["events"][-8:]:
-            at = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-            out.print(f"{at}  server {event['server']} {event['what']}")
+            out.print(f"{_clock(event['time'])}  server {event['server']} {event['what']}")
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
 def summary(name: str, model: dict[str, Any]) -> str:
@@ -48,16 +53,12 @@ def summary(name: str, model: dict[str, Any]) -> str:
         return f"{name}: not loaded"
     num_ready = sum(one["state"] == "ready" for one in model["replicas"])
     num_servers = max(model["wanted"], len(model["replicas"]))
-    parts = [f"{num_ready} of {_count(num_servers, 'server')}"]
+    parts = [f"{num_ready} of {counted(num_servers, 'server')}"]
     if model["threads"]:
-        cache = f"{model['kv_cache_bytes'] / 2**20:,.0f} MiB of KV cache"
-        parts[0] += f", each with {_count(model['threads'], 'thread')} and {cache}"
-    parts.append(f"{_count(model['resumed'], 'stream')} continued elsewhere")
-    parts.append(f"{_count(model['again'], 'request')} retried")
+        cache = f"{gib(model['kv_cache_bytes'])} of KV cache"
+        parts[0] += f", each with {counted(model['threads'], 'thread')} and {cache}"
+    parts.append(f"{counted(model['resumed'], 'stream')} continued elsewhere")
+    parts.append(f"{counted(model['again'], 'request')} retried")
     if model["diverged"]:
-        parts.append(f"{_count(model['diverged'], 'stream')} could not continue")
+        parts.append(f"{counted(model['diverged'], 'stream')} could not continue")
     return f"{name}: {'; '.join(parts)}"
-
-
-def _count(num: int, what: str) -> str:
-    return f"{num} {what}" if num == 1 else f"{num} {what}s"

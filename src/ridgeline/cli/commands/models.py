@@ -36,8 +36,8 @@ from ridgeline.model.hub.quantisations import tag_of
 from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
 from ridgeline.planner.needs import Needs, needs_of_file
-from ridgeline.system.report import decimal_size
-from ridgeline.system.terminal import console, table_of
+from ridgeline.system.report import Table, gb, of_pairs
+from ridgeline.system.terminal import console, drawn
 from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 from ridgeline.text.grammar.export import export_tokenizer
 
@@ -86,7 +86,7 @@ def _on_disk(path: Path) -> str:
     packed = sum(BACKENDS[config.backend].packed_bytes(checkpoint, config).values())
     return (
         f"It needs {needs_of_file(path).in_words}. On disk it takes "
-        f"{decimal_size(checkpoint.nbytes)}, and {decimal_size(packed)} more once its first start "
+        f"{gb(checkpoint.nbytes)}, and {gb(packed)} more once its first start "
         f"has packed its weights"
     )
 
@@ -119,23 +119,21 @@ def list_models(
         ]
         print(json.dumps({"models": listed, "problems": places.problems}))
         return
-    table = table_of("model", "size", "needs", "from", "path")
-    for column in table.columns[1:4]:
-        column.no_wrap = True
+    rows = []
     for place in here:
         needs = _needed(place.path)
-        needed = "-" if needs is None else decimal_size(needs.num_bytes)
-        size = decimal_size(place.size)
-        table.add_row(place.name, size, needed, place.owner, str(place.path))
+        needed = "-" if needs is None else gb(needs.num_bytes)
+        rows.append((place.name, gb(place.size), needed, place.owner, str(place.path)))
     if here:
-        console().print(table)
+        table = Table(("model", "size", "needs", "from", "path"), rows, "lllll")
+        console().print(drawn(table, whole=(1, 2, 3)))
         print(
             f"What each needs is memory for a text of {DEFAULT_CONTEXT:,} tokens, or its longest."
         )
     for name, entry in SHORT_NAMES.items():
         if all(place.name != name for place in here):
-            needed = f"needs {decimal_size(entry.needed_bytes)} of memory"
-            print(f"not here: {name} ({decimal_size(entry.size)}, {needed}; {entry.description})")
+            needed = f"needs {gb(entry.needed_bytes)} of memory"
+            print(f"not here: {name} ({gb(entry.size)}, {needed}; {entry.description})")
     for problem in places.problems:
         say(problem)
     print("Next: ridgeline run MODEL, or ridgeline show MODEL. Any .gguf file works by its path.")
@@ -153,15 +151,13 @@ def show(model: Model, as_json: AsJson = False) -> None:
     """Describe a model: its architecture, formats, context, sampling, and where it is."""
     place = locate(model)
     checkpoint = load_checkpoint(place.path)
-    facts = dict(_facts(checkpoint, {**place.sampling, **checkpoint.generation_defaults}))
+    known = dict(_facts(checkpoint, {**place.sampling, **checkpoint.generation_defaults}))
     if as_json:
-        needs = facts["needs"]
-        print(json.dumps({"model": model} | facts | {"needs": needs and needs.as_dict()}))
+        needs = known["needs"]
+        print(json.dumps({"model": model} | known | {"needs": needs and needs.as_dict()}))
         return
-    table = table_of()
-    for name, value in facts.items():
-        table.add_row(name.replace("_", " "), _shown(name, value))
-    console().print(table)
+    pairs = ((name.replace("_", " "), _shown(name, value)) for name, value in known.items())
+    console().print(drawn(of_pairs(pairs)))
 
 
 def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -186,7 +182,7 @@ def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[s
 
 def _shown(name: str, value: Any) -> str:
     if name == "size":
-        return decimal_size(value)
+        return gb(value)
     if value is None:
         return "unknown"
     if isinstance(value, Needs):
@@ -232,7 +228,7 @@ def remove(
     if as_json:
         print(json.dumps({"removed": [place.name for place in chosen], "freed_bytes": freed}))
     else:
-        print(f"removed {', '.join(place.name for place in chosen)}: {decimal_size(freed)} freed")
+        print(f"removed {', '.join(place.name for place in chosen)}: {gb(freed)} freed")
 
 
 def _ours(name: str, places: ModelStores) -> StoredModel:
@@ -294,7 +290,7 @@ def clean(
     if as_json:
         print(json.dumps({"freed_bytes": freed, "home": str(home)}))
     else:
-        print(f"{decimal_size(freed)} freed in {home}")
+        print(f"{gb(freed)} freed in {home}")
         if not with_models and any(models.glob("*")):
             say("Models stay: ridgeline rm MODEL removes one, ridgeline clean --models all.")
 
@@ -327,13 +323,12 @@ _RECURRENT = {
 
 def families_table() -> str:
     """Return a markdown table of every family and what is special about it."""
-    rows = ["| architecture | format | features |", "|---|---|---|"]
-    for kind, families in (("safetensors", HF_FAMILIES), ("GGUF", GGUF_FAMILIES)):
-        rows += [
-            f"| `{name}` | {kind} | {', '.join(_specials(family)) or '-'} |"
-            for name, family in families.items()
-        ]
-    return "\n".join(rows)
+    rows = [
+        (f"`{name}`", kind, ", ".join(_specials(family)) or "-")
+        for kind, families in (("safetensors", HF_FAMILIES), ("GGUF", GGUF_FAMILIES))
+        for name, family in families.items()
+    ]
+    return "\n".join(Table(("architecture", "format", "features"), rows, "lll").markdown())
 
 
 def _specials(family: Family) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -12,25 +13,37 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.padding import Padding
 
-from ridgeline.cli.choices import show_choices, show_purchases, show_spot
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine.setup.home import stores
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
-from ridgeline.planner.capacity.report import choices_svg
-from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
+from ridgeline.planner.capacity.load import OfferedLoad, Slo
+from ridgeline.planner.capacity.option import SHOWN, CapacityOption
+from ridgeline.planner.capacity.report import choices_svg, name_of, per_second
+from ridgeline.planner.documents import (
+    as_csv,
+    as_markdown,
+    catalogue_table,
+    choices_table,
+    devices_table,
+    ledger_rows,
+    model_line,
+    purchases_table,
+)
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.pictures import COLOURS, memory_svg
-from ridgeline.planner.memory.placement import Placement, length, parts_of
-from ridgeline.planner.memory.published_formula import Published
+from ridgeline.planner.memory.placement import Placement, parts_of
 from ridgeline.system.machine import write_text
-from ridgeline.system.report import decimal_size, gib
-from ridgeline.system.terminal import console, table_of_numbers
+from ridgeline.system.report import Cell, Table, figure, gib
+from ridgeline.system.terminal import console, drawn
 
 _BAR_CELLS = 40
+_MOST_ROWS = 12  # of choices
+_PER_MILLION = "USD/Mtok: of a million tokens of answers. "
 _PORT = 8000
+_WIDE = 120  # columns of a terminal
 # Shades tell the parts apart where there is no colour.
 _SHADES = {
     "weights": "\u2588", "KV cache": "\u2593", "activations": "\u2592", "framework": "\u2591",
@@ -94,7 +107,7 @@ def plan_command(
     if list_devices:
         if is_asked or model is not None:
             raise UsageError("--list-devices lists the catalogue: give nothing else")
-        print(devices_table())
+        print("\n".join(catalogue_table().markdown()))
         return
     if model is None:
         raise UsageError("name a model or give a config.json, or open the page with --web")
@@ -137,9 +150,9 @@ def show(planned: Plan, console: Console) -> None:
     console.print(f"[bold]{escape(planned.spec.name)}[/]  {escape(model_line(planned))}\n")
     if planned.load is not None:
         if any(choice.owned is not None for choice in planned.choices):
-            show_purchases(planned.choices, planned.load, console)
+            _show_purchases(planned.choices, planned.load, console)
         else:
-            show_choices(planned.choices, planned.load, planned.slos, console)
+            _show_choices(planned.choices, planned.load, planned.slos, console)
             show_spot(planned.choices, console)
     elif len(planned.placements) > 1:
         _show_devices(planned.placements, console)
@@ -151,14 +164,86 @@ def show(planned: Plan, console: Console) -> None:
     )
     console.print(f"  {_bar(best)}\n  {_LEGEND}\n")
     if planned.load is None:
-        console.print(_lines_table(best))
+        console.print(_ledger(best))
         console.print()
     if planned.published is not None:
-        console.print(_published_line(planned.published))
-    console.print(_notes_table(planned))
+        console.print(f"[bold]A well-known formula says[/]  {planned.published.in_words}")
+    console.print(drawn(Table((), _notes(planned), "ll")))
     is_good = best.ledger.fits and (not planned.choices or planned.choices[0].meets_slo)
     colour = "green" if is_good else "red"
     console.print(f"\n[{colour}]{escape(planned.answer)}[/]")
+
+
+def _show_choices(
+    choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence[Slo], console: Console
+) -> None:
+    """Print the load, and a row for each of the best choices."""
+    console.print(f"{_load_line(load)}\n")
+    is_wide = console.width >= _WIDE
+    table = choices_table(choices[:_MOST_ROWS], load, slos, with_tokens=is_wide)
+    num = len(table.heads)
+    shown = drawn(table, whole=range(num) if is_wide else (num - 2, num - 1))
+    for column in shown.columns[3 + is_wide : -2]:
+        column.min_width = 11
+    console.print(shown)
+    num_hidden = len(choices) - _MOST_ROWS
+    hint = f"{num_hidden} more: --format json. " if num_hidden > 0 else ""
+    console.print(
+        f"[dim]{hint}In brackets: the range of nine in ten times; ? if the slow end cannot serve "
+        f"the load. {_PER_MILLION if is_wide else ''}Rows with ~ are by formula, the others "
+        f"simulated.[/]\n"
+    )
+
+
+def _show_purchases(choices: Sequence[CapacityOption], load: OfferedLoad, console: Console) -> None:
+    """Print the load, and a row for each of the best things to buy."""
+    console.print(f"{_load_line(load)}\n")
+    console.print(drawn(purchases_table(choices[:_MOST_ROWS]), whole=(7,)))
+    console.print(
+        "[dim]Lowest total cost first: the price, spread over the hours of use, and power. "
+        "USD/Mtok: per million tokens of answers. Rows with ~ are by formula.[/]\n"
+    )
+
+
+def _load_line(load: OfferedLoad) -> str:
+    lengths = f"prompts of {load.mean_prompt:,.0f} tokens, answers of {load.mean_new:,.0f}"
+    if load.concurrency is not None:
+        clients = "one client" if load.concurrency == 1 else f"{load.concurrency:,} clients"
+        return f"{clients} at a time; {lengths}, in the mean"
+    return f"{per_second(load.rate_per_s or 0)}; {lengths}, in the mean"
+
+
+def show_spot(choices: Sequence[CapacityOption], console: Console) -> None:
+    """Print what machines that can be taken away would do, of the best choices."""
+    rows = [(choice, choice.spot) for choice in choices if choice.spot is not None][:SHOWN]
+    if not rows:
+        return
+    heads = (
+        "on spot machines", "replicas", "enough up", "USD/h", "on demand", "goodput/s", "again",
+        "lost",
+    )  # fmt: skip
+    cells = [
+        (
+            name_of(choice),
+            f"{spot.replicas} for {spot.needed}",
+            f"{spot.availability:.2%}",
+            figure(spot.usd_per_hour, ",.2f"),
+            figure(spot.usd_per_hour_on_demand, ",.2f"),
+            figure(spot.goodput_per_s, ",.4g"),
+            "-" if spot.share_again is None else f"{100 * spot.share_again:.2g} %",
+            figure(spot.tokens_lost, ","),
+        )
+        for choice, spot in rows
+    ]
+    console.print(drawn(Table(heads, cells)))
+    first = rows[0][1]
+    console.print(
+        f"[dim]For the first choice: {first.evictions_per_hour:g} evictions per machine and hour, "
+        f"{first.notice_s:g} s of notice, {first.start_s:,.0f} s until a new one is ready. "
+        f"Again: the share of all work that is computed again because of evictions, if replicas "
+        f"drain; lost: tokens of answers per eviction, if they do not; - if none was simulated."
+        f"[/]\n"
+    )
 
 
 def _bar(placement: Placement) -> str:
@@ -175,37 +260,18 @@ def _bar(placement: Placement) -> str:
     return "".join([*cells[:end], "|", *cells[end:]])
 
 
-def _lines_table(placement: Placement) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(min_width=34)
-    table.add_column(justify="right", min_width=10)
-    table.add_column(style="dim")
-    *lines, margin = placement.ledger.lines
-    for line in lines:
-        table.add_row(f"  {escape(line.name)}", gib(line.num_bytes), line.how)
-    needed = placement.ledger.needed_bytes
-    table.add_row("  [bold]needs[/]", f"[bold]{gib(needed)}[/]", decimal_size(needed))
-    table.add_row(f"  {escape(margin.name)}", gib(margin.num_bytes), "stays free")
-    return table
+def _ledger(placement: Placement) -> Padding:
+    table = drawn(Table((), ledger_rows(placement), "lrl"))
+    names, sizes, how = table.columns
+    names.min_width, sizes.min_width, how.style = 32, 10, "dim"
+    return Padding(table, (0, 0, 0, 2), expand=False)
 
 
 def _show_devices(placements: tuple[Placement, ...], console: Console) -> None:
     """Print a row for each device on which it fits; the others are only named."""
-    names = ("devices", "memory", "to spare", "longest", "sequences")
-    table = table_of_numbers("device", *names)
-    for placement in placements:
-        if placement.ledger.fits:
-            table.add_row(
-                placement.device.id,
-                str(placement.num_devices),
-                gib(placement.ledger.capacity_bytes),
-                gib(placement.ledger.spare_bytes),
-                length(placement.max_context),
-                f"{placement.max_concurrency:,}",
-            )
-    if table.row_count:
+    if fitting := [placement for placement in placements if placement.ledger.fits]:
         memory = placements[0].memory
-        console.print(table)
+        console.print(drawn(devices_table(fitting)))
         console.print(
             f"[dim]Memory of one device; the longest context of {memory.concurrency:,}; how many "
             f"sequences of {memory.context:,} tokens.[/]"
@@ -215,23 +281,10 @@ def _show_devices(placements: tuple[Placement, ...], console: Console) -> None:
     console.print()
 
 
-def _notes_table(planned: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column()
-    if planned.published is not None:
-        for reason in planned.published.why_wrong:
-            table.add_row("[dim]it errs[/]", escape(reason))
-    for note in planned.assumptions:
-        table.add_row("[dim]assumed[/]", escape(note))
-    for note in planned.warnings:
-        table.add_row("[yellow]note[/]", escape(note))
-    return table
-
-
-def _published_line(p: Published) -> str:
-    return (
-        f"[bold]A well-known formula says[/]  {p.total_gb:.2f} GB: weights {p.weights_gb:.2f}, KV "
-        f"{p.kv_gb:.2f}, activations {p.activations_gb:.2f}; without flash attention "
-        f"{p.plain_total_gb:.2f} GB, of which activations {p.plain_activations_gb:.2f}"
-    )
+def _notes(planned: Plan) -> list[tuple[Cell, str]]:
+    errors = planned.published.why_wrong if planned.published is not None else ()
+    return [
+        *((Cell("it errs", "dim"), reason) for reason in errors),
+        *((Cell("assumed", "dim"), note) for note in planned.assumptions),
+        *((Cell("note", "yellow"), note) for note in planned.warnings),
+    ]

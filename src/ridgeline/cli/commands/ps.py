@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ridgeline.system.report import decimal_size
-from ridgeline.system.terminal import console, table_of
+from ridgeline.system.report import Table, gb
+from ridgeline.system.terminal import console, drawn
 
 _TIMEOUT_S = 10.0
 
@@ -27,17 +27,9 @@ def ps(url: Url = URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(models))
         return
-    table = table_of("model", "state", "in use", "requests", "unloaded in")
-    for model in models:
-        status = model.get("status", {})
-        table.add_row(
-            model["id"],
-            status.get("value", "-"),
-            _size(status.get("resident_bytes")),
-            str(status.get("num_requests", "-")),
-            _time(status),
-        )
-    console().print(table)
+    heads = ("model", "state", "in use", "requests", "unloaded in")
+    rows = [_row(model["id"], model.get("status", {})) for model in models]
+    console().print(drawn(Table(heads, rows, "lllll")))
 
 
 def ask_server(url: str, path: str, field: str, api_key: str | None) -> Any:
@@ -78,8 +70,11 @@ def ask_server(url: str, path: str, field: str, api_key: str | None) -> Any:
         ) from error
 
 
-def _size(num_bytes: int | None) -> str:
-    return "-" if num_bytes is None else decimal_size(num_bytes)
+def _row(name: str, status: dict[str, Any]) -> tuple[str, ...]:
+    size = status.get("resident_bytes")
+    in_use = "-" if size is None else gb(size)
+    requests = str(status.get("num_requests", "-"))
+    return name, status.get("value", "-"), in_use, requests, _time(status)
 
 
 def _time(status: dict[str, Any]) -> str:

@@ -20,7 +20,8 @@ from ridgeline.engine.setup.home import locate
 from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.model.files.gguf.parts import part_paths
 from ridgeline.system.machine import usable_cpus
-from ridgeline.system.terminal import console, table_of
+from ridgeline.system.report import gb, of_pairs
+from ridgeline.system.terminal import console, drawn
 from ridgeline.text.checkpoint_tokenizer import tokenizer_of
 
 _TARGETS = (*TARGETS, gptq.TARGET)
@@ -164,24 +165,23 @@ def _show(
     source: SourceFile, out: Path, done: QuantisedFile, options: QuantiseOptions, seconds: float
 ) -> None:
     before = sum(tensor.nbytes for tensor in source.raw.values())
-    table = table_of()
-    table.columns[0].style, table.columns[0].no_wrap = "dim", True
     bits = 8 * done.num_bytes / done.num_weights
-    table.add_row(
-        "size",
-        f"{before / 1e6:,.1f} MB -> {done.num_bytes / 1e6:,.1f} MB, {bits:.2f} bits a weight",
-    )
-    table.add_row("types", _in_words(done.types, done.num_weights))
+    sizes = f"{gb(before)} -> {gb(done.num_bytes)}"
+    lines = [
+        ("size", f"{sizes}, {bits:.2f} bits a weight"),
+        ("types", _in_words(done.types, done.num_weights)),
+    ]
     if done.instead:
-        table.add_row("note", f"{done.instead} tensors are wider: 256 does not divide their rows")
+        wider = f"{done.instead} tensors are wider: 256 does not divide their rows"
+        lines.append(("note", wider))
     if options.windows or options.importance:
         share = done.calibrated / done.num_weights
         how = f"{sum(map(len, options.windows)):,} tokens" if options.windows else "--imatrix"
-        table.add_row("calibrated", f"{share:.0%} of the weights, by {how}")
+        lines.append(("calibrated", f"{share:.0%} of the weights, by {how}"))
     if options.added:
-        table.add_row("merged", f"the adapter, into {len(options.added)} tensors")
-    table.add_row("time", f"{seconds:.1f} s")
-    console().print(table)
+        lines.append(("merged", f"the adapter, into {len(options.added)} tensors"))
+    lines.append(("time", f"{seconds:.1f} s"))
+    console().print(drawn(of_pairs(lines), whole=(0,)))
     for command in (f"serve {out}", f"bench quality {out} --against {source.checkpoint.path}"):
         console().print(f"next: ridgeline {command}", soft_wrap=True)
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ridgeline.bench.load.stats import DEFINITIONS, summarise
 from ridgeline.bench.simulate.main import date_of
@@ -33,7 +32,8 @@ from ridgeline.foresight.suggestions import DRAFTS_WARNING, Served, served_again
 from ridgeline.foresight.trace import Json, read_whole, request_of, step_of
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.system.machine import write_text
-from ridgeline.system.terminal import console, table_of_numbers
+from ridgeline.system.report import Table, counted, figure
+from ridgeline.system.terminal import console, drawn
 
 _SHOWN = 60  # characters of a decision
 _LISTED = 10  # requests that gained most, and that lost most
@@ -83,18 +83,18 @@ def _is_given(options: Options, name: str) -> bool:
 def decide_again(trace: Path) -> bool:
     """Print whether every decision of a recorded run is made again; return it."""
     terminal, outcome = console(160, markup=True), replay(read_whole(trace))
-    requests = "request" if outcome.num_requests == 1 else "requests"
-    of = f"{outcome.num_steps:,} steps, {outcome.num_requests:,} {requests}"
+    of = f"{outcome.num_steps:,} steps, {counted(outcome.num_requests, 'request')}"
     if outcome.difference is None:
         terminal.print(f"[green]equal[/]  {of}: all decisions are the same")
     else:
         number, recorded, decided = outcome.difference
         terminal.print(f"[red]different[/]  {of} were equal; then step {number}:")
-        table = Table("", "recorded", "decided now", box=None, pad_edge=False)
-        for name, then in recorded.items():
-            if then != decided[name]:
-                table.add_row(name, _short(then), _short(decided[name]))
-        terminal.print(table)
+        rows = [
+            (name, _short(then), _short(decided[name]))
+            for name, then in recorded.items()
+            if then != decided[name]
+        ]
+        terminal.print(drawn(Table(("", "recorded", "decided now"), rows, "lll")))
         terminal.print("Was the trace written by another version? A trace only works with its own.")
     if outcome.unfinished is not None:
         terminal.print(
@@ -272,11 +272,8 @@ def _decided(again: ReplayResult) -> dict[str, Any]:
 
 def _print(console: Console, document: dict[str, Any], changes: list[str], *, diff: bool) -> None:
     before, after = document["before"], document["after"]
-    requests = "request" if document["num_requests"] == 1 else "requests"
-    console.print(
-        f"{document['num_requests']:,} {requests} served again with "
-        f"{', '.join(changes) or 'no change'}."
-    )
+    requests = counted(document["num_requests"], "request")
+    console.print(f"{requests} served again with {', '.join(changes) or 'no change'}.")
     is_recorded = document["prediction"]["source"] == "recorded"
     if not changes:
         num_steps, num_equal = (document["replay"][n] for n in ("num_steps", "num_equal_steps"))
@@ -290,15 +287,16 @@ def _print(console: Console, document: dict[str, Any], changes: list[str], *, di
         _print_trust(console, document)
     console.print()
     sides = ("recorded", "now") if is_recorded else ("before", "after")
-    table = table_of_numbers("", *sides, "change", *([] if is_recorded else ["error"]))
+    rows = []
     for name, value in before.items():
         now = after.get(name)
         cells = [f"{now / value - 1:+.1%}" if value and now is not None else ""]
         if not is_recorded:
             error = prediction["errors"].get(name)
             cells.append("" if error is None else f"{error:+.1%}")
-        table.add_row(_spelled(name), _number(value), _number(now), *cells)
-    console.print(table)
+        rows.append((_spelled(name), _number(value), _number(now), *cells))
+    heads = ("", *sides, "change", *([] if is_recorded else ["error"]))
+    console.print(drawn(Table(heads, rows)))
     if not is_recorded and prediction["within_error"]:
         names = ", ".join(map(_spelled, prediction["within_error"]))
         console.print(f"Too small to be told from the simulation's error: {names}.")
@@ -332,9 +330,7 @@ def _spelled(name: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    return figure(value, "," if isinstance(value, int) else ",.1f")
 
 
 def _print_difference(console: Console, document: dict[str, Any]) -> None:
@@ -354,21 +350,19 @@ def _print_difference(console: Console, document: dict[str, Any]) -> None:
     for title, listed in (("gained most", gained), ("lost most", lost)):
         if listed:
             console.print()
-            console.print(_requests(title, listed))
+            console.print(drawn(_requests(title, listed)))
 
 
 def _requests(title: str, listed: list[dict[str, Any]]) -> Table:
-    table = table_of_numbers(title, "TTFT, ms", "", "TPOT, ms", "", "E2EL, ms", "", "sooner by")
+    heads = (title, "TTFT, ms", "", "TPOT, ms", "", "E2EL, ms", "", "sooner by")
+    rows = []
     for one in listed:
         cells = []
         for name in compare.IN_MS:
-            cells += [_ms(one["before"][name]), f"-> {_ms(one['after'][name])}"]
-        table.add_row(f"request {one['request']}", *cells, f"{one['gain_ms']:,.0f} ms")
-    return table
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
+            before, after = (figure(one[side][name], ",.0f") for side in ("before", "after"))
+            cells += [before, f"-> {after}"]
+        rows.append((f"request {one['request']}", *cells, f"{one['gain_ms']:,.0f} ms"))
+    return Table(heads, rows)
 
 
 def _write_timeline(

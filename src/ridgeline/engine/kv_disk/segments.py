@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ridgeline.system.append_log import AppendLog, FileLock
 from ridgeline.system.machine import free_bytes
-from ridgeline.system.report import decimal_size
+from ridgeline.system.report import gb
 
 _MAGIC = b"RLKV0001"
 _MOST_SEGMENT_BYTES = 64 << 20
@@ -186,8 +186,8 @@ class Segments:
             there = sum(one.stat().st_size for one in self._top.glob("*/*.kv"))
             if (room := there + (free := free_bytes(self._top))) < most_bytes:
                 self._say(
-                    f"--kv-disk needs {decimal_size(most_bytes)}, but {decimal_size(free)} are "
-                    f"free in {self._top}: at most {decimal_size(room)} are kept; make room, or "
+                    f"--kv-disk needs {gb(most_bytes)}, but {gb(free)} are "
+                    f"free in {self._top}: at most {gb(room)} are kept; make room, or "
                     "give a smaller size"
                 )
                 return room

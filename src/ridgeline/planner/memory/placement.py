@@ -47,7 +47,7 @@ from ridgeline.planner.memory.own_engine import (
     known_on_gpu,
     on_gpu,
 )
-from ridgeline.system.report import gib
+from ridgeline.system.report import counted, gib
 
 LedgerOf = Callable[[EngineMemory], Ledger]
 DEFAULT_CONTEXT = 4096  # tokens, where nothing says how long texts are
@@ -423,7 +423,7 @@ def sentence(placement: Placement) -> str:
         hint = f"; it would with {ways}" if ways else "; nothing that was tried makes it fit"
         return f"does not fit on {where}: {gib(missing)} too much{hint}"
     each = " on each" if placement.num_devices > 1 else ""
-    sequences = f"{placement.max_concurrency:,} sequence{'s'[: placement.max_concurrency != 1]}"
+    sequences = counted(placement.max_concurrency, "sequence")
     if placement.max_concurrency >= 1 << 32:
         sequences = "any number of sequences"
     alternative = ""

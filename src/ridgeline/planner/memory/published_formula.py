@@ -36,6 +36,15 @@ class Published:
     plain_total_gb: float
     why_wrong: tuple[str, ...]
 
+    @property
+    def in_words(self) -> str:
+        """What it says, behind "it says"."""
+        return (
+            f"{self.total_gb:.2f} GB: weights {self.weights_gb:.2f}, KV {self.kv_gb:.2f}, "
+            f"activations {self.activations_gb:.2f}; without flash attention "
+            f"{self.plain_total_gb:.2f} GB, of which activations {self.plain_activations_gb:.2f}"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the "published" of a plan's document."""
         return {

@@ -70,8 +70,8 @@ def test_the_best_quantisation_that_fits_is_fetched_and_said(hub: Hub, stores: M
     assert path == stores.home / "models/o/n/m-Q8_0.gguf"
     assert path.read_bytes() == GGUF
     assert lines == [
-        "o/n: Q8_0 (0.0 GB) is the best of 3 for 8.6 GB of free memory; 0.00 GB to fetch; "
-        "to run it needs about 0.5 GB of memory"
+        "o/n: Q8_0 (1 MB) is the best of 3 for 8.59 GB of free memory; 1 MB to fetch; "
+        "to run it needs about 538 MB of memory"
     ]
     assert seen == sorted(seen)
     assert seen[-1] == (len(GGUF), len(GGUF))
@@ -88,7 +88,7 @@ def test_sizes_that_the_hub_leaves_out_are_those_of_the_tree(hub: Hub, stores: M
     lines: list[str] = []
     path = fetch("o/n", stores, announce=lines.append, budget_bytes=needed_bytes(2000))
     assert path == stores.home / "models/o/n/q2/m-Q2_K.gguf"
-    assert "Q2_K (0.0 GB) is the best of 3 for" in lines[0]
+    assert "Q2_K (2 kB) is the best of 3 for" in lines[0]
     assert f"GET /api/models/o/n/tree/{COMMIT}" in hub.asked
     hub.repos["o/n"].announced["m-Q8_0.gguf"] = {"sha256": "0" * 64}
     with pytest.raises(ModelFileError, match="has another file"):
@@ -147,7 +147,7 @@ def test_a_directory_of_a_revision(hub: Hub, stores: ModelStores) -> None:
 
 def test_what_does_not_fit_is_not_fetched(hub: Hub, stores: ModelStores) -> None:
     hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
-    with pytest.raises(ValueError, match=r"o/n: the smallest, Q4_K_M, needs about 0\.5 GB"):
+    with pytest.raises(ValueError, match=r"o/n: the smallest, Q4_K_M, needs about 538 MB"):
         fetch("o/n", stores, budget_bytes=1 << 20)
     assert not hub.ranges
 
@@ -191,11 +191,13 @@ def test_what_safetensors_need_is_said_and_a_gguf_that_fits_is_preferred(
     assert fetched.name == "m-Q8_0.gguf"
     assert fetch("o/large", stores, budget_bytes=room, announce=said.append).name == "large"
     assert fetch("o/gguf", stores, budget_bytes=room, announce=said.append).name == "m-Q8_0.gguf"
-    need = "0.00 GB to fetch; to run it needs about 0.5 GB of memory"
     assert said == [
-        f"o/n: Q8_0 (0.0 GB) fits 0.5 GB of free memory; its safetensors need 0.5 GB; {need}",
-        f"o/large: its safetensors; {need}, and 0.5 GB is free",
-        f"o/gguf: m-Q8_0.gguf; {need}, and 0.5 GB is free",
+        "o/n: Q8_0 (1 kB) fits 537 MB of free memory; its safetensors need 538 MB; 1 kB to fetch; "
+        "to run it needs about 537 MB of memory",
+        "o/large: its safetensors; 1 MB to fetch; to run it needs about 538 MB of memory, and "
+        "537 MB is free",
+        "o/gguf: m-Q8_0.gguf; 1 MB to fetch; to run it needs about 538 MB of memory, and 537 MB "
+        "is free",
     ]
 
 

@@ -60,6 +60,7 @@ from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import one_group
 from ridgeline.model.shape.model import ModelArch, Rope
 from ridgeline.system.machine import available_bytes
+from ridgeline.system.report import gb
 
 Floats = NDArray[np.float32]
 PLAIN = frozenset(("router", "shared_scale"))  # matrices of a layer that stay floats in rows
@@ -187,7 +188,7 @@ def load_weights(
         if checkpoint.nbytes > available_bytes():
             raise ValueError(
                 f"the weights do not fit into memory, and {cache} has no room for a file of them: "
-                f"it needs {checkpoint.nbytes / 1e9:,.1f} GB and more; set RIDGELINE_HOME to a "
+                f"it needs {gb(checkpoint.nbytes)} and more; set RIDGELINE_HOME to a "
                 f"directory with room"
             )
         arrays = {name: PackedArray(kind, aligned_copy(data)) for name, (kind, data) in packed()}

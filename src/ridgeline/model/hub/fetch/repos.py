@@ -24,8 +24,9 @@ from ridgeline.model.hub.fetch.download import (
 )
 from ridgeline.model.hub.fetch.index import IndexSource
 from ridgeline.model.hub.library import HubName
-from ridgeline.model.hub.quantisations import GgufModel, gb, gguf_models, needed_bytes, pick
+from ridgeline.model.hub.quantisations import GgufModel, gguf_models, needed_bytes, pick
 from ridgeline.system.machine import check_room, rename
+from ridgeline.system.report import gb
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -77,7 +78,7 @@ def fetch(
         needed = needed_bytes(total)
         free = "" if why else f", and {gb(budget_bytes)} is free"
         announce(
-            f"{name.folder}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch; to "
+            f"{name.folder}: {why or path or 'its safetensors'}; {gb(total)} to fetch; to "
             f"run it needs about {gb(needed)} of memory{free}"
         )
         check_room(target.parent, total, name.folder, ELSEWHERE)
@@ -139,7 +140,11 @@ def wanted_of(
         if fitting is None:
             return directory, "", ""
         model, why = fitting
-        return list(model.files), model.files[0], f"{why}; its safetensors need {gb(needed)}"
+        return (
+            list(model.files),
+            model.files[0],
+            f"{why}; its safetensors need {gb(needed)}",
+        )
     if not models:
         if has_safetensors:
             raise ValueError(
