@@ -35,3 +35,24 @@ def test_a_chart_draws_its_ends_at_the_ends_of_its_axes(is_log: bool) -> None:
     places = [(dot.get("cx"), dot.get("cy")) for dot in drawn.iter() if dot.tag.endswith("circle")]
     assert places == [("84.0", "410.0"), ("860.0", "96.0")]
     assert len(across.labels()) >= 3  # also where no power of ten lies between the ends
+
+
+def test_names_cover_no_dot_and_no_other_name_unless_they_must() -> None:
+    chart = svg.Chart(svg.Axis("ms", 1, 10), svg.Axis("share", 1, 10))
+    for _ in range(20):
+        chart.dot(2, 2, "#000")
+        chart.name(2, 2, "a name", "#000", must=False)
+    drawn = ElementTree.fromstring(chart.picture("t", {}))
+    names = [
+        (float(one.get("x", "")), float(one.get("y", "")))
+        for one in drawn.iter()
+        if one.text == "a name"
+    ]
+    assert 4 < len(names) < 20
+    width = svg.CHARACTER * len("a name")
+    for i, (x, y) in enumerate(names):
+        assert all(abs(x - a) >= width or abs(y - b) >= 14 for a, b in names[:i])
+        assert not (x < chart.x(2) + 8 and x + width > chart.x(2) - 8 and abs(y - chart.y(2)) < 8)
+    num_parts = len(chart.parts)
+    chart.name(2, 2, "a name", "#000")
+    assert len(chart.parts) == num_parts + 1

@@ -147,7 +147,6 @@ def _print(shapes: list[BenchShape], results: dict[str, dict[str, Any]]) -> None
 
 _COMPILED = ("linears", "head", "attention", "row operations", "barrier")
 _PREFILL_REPEATS = 4
-_Box = tuple[float, float, float, float]  # left, top, right, bottom, in the picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +470,8 @@ def roofline_svg(
         ]
     for dot in dots:
         chart.dot(dot.ops_per_byte, dot.ops_per_s / 1e9, colours[dot.series])
-    chart.parts += _labels(chart, dots, colours)
+    for dot in dots:
+        chart.name(dot.ops_per_byte, dot.ops_per_s / 1e9, dot.label, colours[dot.series])
     return chart.picture(title, colours)
 
 
@@ -485,32 +485,3 @@ def _slope(chart: svg.Chart, low: float, ridge: float, read_bytes_per_s: float) 
     turn = math.degrees(math.atan2(y2 - y1, x2 - x1))
     label = f"memory, {read_bytes_per_s / 1e9:,.0f} GB/s"
     yield svg.text(x, y, label, size=svg.SMALL, fill=svg.FAINT, turn=turn)
-
-
-def _labels(
-    chart: svg.Chart, dots: Sequence[RooflinePoint], colours: Mapping[str, str]
-) -> Iterator[str]:
-    """Name each dot where that covers neither a dot nor another name, if there is room."""
-    places = [(chart.x(dot.ops_per_byte), chart.y(dot.ops_per_s / 1e9)) for dot in dots]
-    taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in places]
-    for dot, (x, y) in zip(dots, places, strict=True):
-        width = svg.CHARACTER * len(dot.label)
-        tries = [
-            (x + 11 if side > 0 else x - 14 - width, y + 5 + step)
-            for step in (0, -14, 14, -26, 26, -38, 38)
-            for side in (1, -1)
-        ]
-        boxes = [(left, base - 11, left + width, base + 3) for left, base in tries]
-        free = [i for i, box in enumerate(boxes) if _is_free(chart, box, taken)]
-        chosen = (free or [0])[0]
-        taken.append(boxes[chosen])
-        yield svg.text(*tries[chosen], dot.label, fill=colours[dot.series])
-
-
-def _is_free(chart: svg.Chart, box: _Box, taken: Sequence[_Box]) -> bool:
-    left, top, right, bottom = box
-    return (
-        chart.left <= left
-        and right <= chart.right
-        and not any(a < right and c > left and b < bottom and d > top for a, b, c, d in taken)
-    )

@@ -60,9 +60,16 @@ def box(x: float, y: float, width: float, height: float, colour: str, title: str
     )
 
 
-def short(text: str, most: int = 130) -> str:
-    """Return a text that fits in one line of a picture."""
+def _short(text: str, most: int = 130) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def heading(title: str, colours: Mapping[str, str], note: str = "") -> list[str]:
+    """Return what stands above a picture: its title, a small note, and the legend."""
+    parts = [text(24, 34, title, size=18, weight=600)]
+    if note:
+        parts.append(text(24, 56, _short(note), size=SMALL, fill=FAINT))
+    return parts + legend(colours, 78 if note else 62)
 
 
 def legend(colours: Mapping[str, str], y: float) -> list[str]:
@@ -134,6 +141,7 @@ class Chart:
         self.left, self.top, self.right, self.bottom = 84, 96, WIDTH - margin, height - 70
         self.parts: list[str] = []
         self._below: list[str] = []
+        self._taken: list[tuple[float, float, float, float]] = []  # left, top, right, bottom
 
     def x(self, value: float) -> float:
         """Return where a value lies, in pixels from the left."""
@@ -158,6 +166,33 @@ class Chart:
     def dot(self, x: float, y: float, colour: str, title: str = "") -> None:
         """Draw a dot at two values."""
         self.parts.append(circle(self.x(x), self.y(y), colour, title))
+        self._taken.append((self.x(x) - 8, self.y(y) - 8, self.x(x) + 8, self.y(y) + 8))
+
+    def name(
+        self, x: float, y: float, name: str, colour: str, *, size: int = FONT, must: bool = True
+    ) -> None:
+        """Name a dot where that covers neither a dot that was drawn nor another name.
+
+        Where there is no such place, only a name that ``must`` be there is written.
+        """
+        width = CHARACTER * len(name) * size / FONT
+        places = [
+            (left, self.y(y) + 5 + step)
+            for step in (0, -14, 14, -26, 26, -38, 38)
+            for left in (self.x(x) + 11, self.x(x) - 14 - width)
+        ]
+        free = [place for place in places if self._is_free(*place, width)]
+        if not free and not must:
+            return
+        left, base = (free or places)[0]
+        self._taken.append((left, base - 11, left + width, base + 3))
+        self.parts.append(text(left, base, name, size=size, fill=colour))
+
+    def _is_free(self, left: float, base: float, width: float) -> bool:
+        top, right, bottom = base - 11, left + width, base + 3
+        is_inside = self.left <= left and right <= self.right
+        covers = (a < right and c > left and b < bottom and d > top for a, b, c, d in self._taken)
+        return is_inside and not any(covers)
 
     def curve(self, points: Iterable[tuple[float, float]], colour: str, width: float = 2) -> None:
         """Draw a line through points of two values each."""
@@ -169,11 +204,8 @@ class Chart:
 
     def picture(self, title: str, colours: Mapping[str, str], note: str = "") -> str:
         """Return the picture; ``colours`` are by the names of what is drawn in them."""
-        parts = [text(24, 34, title, size=18, weight=600)]
-        if note:
-            parts.append(text(24, 56, note, size=SMALL, fill=FAINT))
-        parts += legend(colours, 78 if note else 62)
-        return picture(WIDTH, self._height, [*parts, *self._below, *self._grid(), *self.parts])
+        head = heading(title, colours, note)
+        return picture(WIDTH, self._height, [*head, *self._below, *self._grid(), *self.parts])
 
     def _grid(self) -> list[str]:
         left, top, right, bottom = self.left, self.top, self.right, self.bottom

@@ -261,10 +261,7 @@ def claims_svg(title: str, found: Sequence[Found]) -> str:
     def at(value: float) -> float:
         return _LEFT + axis.share(value) * (_RIGHT - _LEFT)
 
-    parts = [
-        svg.text(24, 34, title, size=18, weight=600),
-        *svg.legend({"here": _BAR, "the paper's claim": _MARK}, 62),
-    ]
+    parts = svg.heading(title, {"here": _BAR, "the paper's claim": _MARK})
     for mark, label in axis.labels():
         parts.append(svg.line(at(mark), _TOP - 6, at(mark), bottom, svg.GRID, 1))
         parts.append(svg.text(at(mark), bottom + 18, label, size=svg.SMALL, anchor="middle"))

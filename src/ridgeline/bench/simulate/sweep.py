@@ -249,7 +249,7 @@ def sweep_svg(
     shown = {name: row for name, row in figures.items() if any(one is not None for one in row)}
     left = _LEFT + 16 + svg.CHARACTER * max(map(len, names))
     title = f"Predicted for {len(names)} settings; the best by {objective} in green"
-    parts = [svg.text(_LEFT, 34, title, size=18, weight=600)]
+    parts = svg.heading(title, {})
     for i, name in enumerate(names):
         weight = 600 if i == best else 400
         parts.append(svg.text(_LEFT, _y(i) + 13, name, size=svg.SMALL, weight=weight))

@@ -143,7 +143,6 @@ _WIDTH, _LEFT, _RIGHT, _TOP = 1000, 260, 290, 96
 _BAR, _STEP, _MOST = 22, 34, 14
 _MACHINE, _POWER = svg.COLOURS[0], svg.COLOURS[2]
 _COLOURS = {"meets the bounds": "#2da44e", "does not": "#c9ced6"}
-_ROW = 17  # pixels between two names
 _NAMED = 8  # of the best choices, besides the frontier
 
 
@@ -166,14 +165,8 @@ def purchase_svg(title: str, answer: str, choices: Sequence[CapacityOption]) -> 
     if not drawn:
         raise ValueError("there is nothing to draw: no choice answers within the bounds")
     scale = (_WIDTH - _LEFT - _RIGHT) / max(one.usd_per_million_tokens or 0 for one in drawn)
-    parts = [
-        svg.text(24, 34, title, size=18, weight=600),
-        svg.text(24, 58, svg.short(answer), size=svg.SMALL, fill=svg.FAINT),
-        svg.box(24, 72, 12, 12, _MACHINE, "machine"),
-        svg.text(42, 83, "the machine, in USD for a million tokens", size=svg.SMALL),
-        svg.box(300, 72, 12, 12, _POWER, "power"),
-        svg.text(318, 83, "its power", size=svg.SMALL),
-    ]
+    colours = {"the machine, in USD for a million tokens": _MACHINE, "its power": _POWER}
+    parts = svg.heading(title, colours, answer)
     for i, choice in enumerate(drawn):
         parts += _bar(choice, _TOP + _STEP * i, scale)
     return svg.picture(_WIDTH, _TOP + _STEP * len(drawn) + 24, parts)
@@ -211,28 +204,13 @@ def pareto_svg(title: str, answer: str, choices: Sequence[CapacityOption]) -> st
     chart = svg.Chart(across, up, height=560)
     frontier = sorted((x, y) for x, y, c in dots if c.on_frontier)
     chart.curve(frontier, svg.COLOURS[0])
-    placed: list[tuple[float, float]] = []
-    named = {id(c) for c in choices[:_NAMED]}
-    for x, y, choice in sorted(dots, key=lambda dot: not dot[2].on_frontier):
-        if choice.on_frontier or id(choice) in named:
-            _name(chart, x, y, choice, placed)
     for x, y, choice in sorted(dots, key=lambda dot: dot[2].on_frontier):  # its dots lie on top
         cost = "no price" if choice.usd_per_hour is None else f"{choice.usd_per_hour:.2f} USD/h"
         colour = _COLOURS["meets the bounds" if choice.meets_slo else "does not"]
         chart.dot(x, y, colour, f"{name_of(choice)}, {cost}")
-    return chart.picture(title, _COLOURS, note=svg.short(answer))
-
-
-def _name(
-    chart: svg.Chart, x: float, y: float, choice: CapacityOption, placed: list[tuple[float, float]]
-) -> None:
-    """Write a name beside its dot, unless it would cover another name."""
-    name, left, base = name_of(choice), chart.x(x), chart.y(y)
-    is_left = left + 12 + svg.CHARACTER * len(name) > svg.WIDTH
-    begin = left - 12 - svg.CHARACTER * len(name) if is_left else left + 12
-    if any(abs(base - v) < _ROW and abs(begin - u) < 170 for u, v in placed):
-        return
-    placed.append((begin, base))
-    colour = svg.INK if choice.on_frontier else svg.FAINT
-    anchor, at = ("end", left - 10) if is_left else ("start", left + 10)
-    chart.parts.append(svg.text(at, base + 4, name, size=svg.SMALL, fill=colour, anchor=anchor))
+    named = {id(c) for c in choices[:_NAMED]}
+    for x, y, choice in sorted(dots, key=lambda dot: not dot[2].on_frontier):
+        if choice.on_frontier or id(choice) in named:
+            ink = svg.INK if choice.on_frontier else svg.FAINT
+            chart.name(x, y, name_of(choice), ink, size=svg.SMALL, must=False)
+    return chart.picture(title, _COLOURS, note=answer)

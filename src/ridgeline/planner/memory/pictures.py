@@ -27,7 +27,7 @@ def memory_svg(title: str, placements: Sequence[Placement]) -> str:
     widest = max(max(p.ledger.total_bytes, p.ledger.capacity_bytes) for p in placements)
     height = _TOP + _STEP * len(placements) + 48
     scale = (svg.WIDTH - _LEFT - _RIGHT) / widest
-    parts = [svg.text(24, 34, title, size=18, weight=600), *svg.legend(COLOURS, 62)]
+    parts = svg.heading(title, COLOURS)
     for i, placement in enumerate(placements):
         parts += _bar(placement, _TOP + _STEP * i, scale)
     parts += _axis(widest, scale, height - 40)
