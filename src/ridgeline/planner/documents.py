@@ -157,7 +157,7 @@ def devices_table(placements: Sequence[Placement]) -> Table:
         )
         for p in placements
     ]
-    return Table(("device", "devices", "memory", "to spare", "longest context", "sequences"), rows)
+    return Table(("device", "devices", "memory", "to spare", "longest", "sequences"), rows)
 
 
 def ledger_rows(placement: Placement) -> list[Row]:
