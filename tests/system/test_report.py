@@ -90,8 +90,8 @@ def test_a_narrow_terminal_cuts_nothing(texts: list[str]) -> None:
 
 
 def test_names_and_numbers_stand_at_their_sides() -> None:
-    assert printed(Table(("what", "size"), [("a", "1"), ("[bold]", "12")]), 40) == [
-        "what    size", "a          1", "[bold]    12",
+    assert printed(Table(("[dim]", "size"), [("a", "1"), ("[bold]", "12")]), 40) == [
+        "[dim]   size", "a          1", "[bold]    12",
     ]  # fmt: skip
     assert printed(of_pairs([("long name", "1"), ("b", "22")]), 40) == [
         "long name  1 ", "b          22",

@@ -26,6 +26,7 @@ from ridgeline.engine.setup.home import default_home
 from ridgeline.model.cost.hardware import Device
 from ridgeline.model.files.tensors import naming
 from ridgeline.planner.catalogue import cards_here
+from ridgeline.system.report import figure
 
 Finding = Mapping[str, Any]
 
@@ -481,7 +482,7 @@ def _numbers(findings: Sequence[Finding], device: Device | None) -> Iterator[str
         elif "who" in first:
             shown = _ways(ones, "who", "us")
         else:
-            shown = [f"{name} {_short(first[name])}" for name in _NUMBERS if name in first]
+            shown = [f"{name} {figure(first[name])}" for name in _NUMBERS if name in first]
         if (share := share_of_floor(first, device)) is not None:
             shown.append(f"of floor {share:.0%}")
         if "host_us" in first and first["batch"] >= _HOST_MATTERS:
@@ -493,12 +494,8 @@ def _numbers(findings: Sequence[Finding], device: Device | None) -> Iterator[str
 
 def _ways(findings: Sequence[Finding], name: str, number: str) -> list[str]:
     """Return one number of each way."""
-    first, *rest = [f"{one[name]} {_short(one[number])}" for one in findings]
+    first, *rest = [f"{one[name]} {figure(one[number])}" for one in findings]
     return [f"{number} {first}", *rest]
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}"
 
 
 def _ends(findings: Sequence[Finding]) -> Iterator[str]:

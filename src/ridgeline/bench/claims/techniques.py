@@ -16,6 +16,7 @@ from random import Random
 from typing import NamedTuple
 
 from ridgeline.bench.claims.harness import ClaimRequest, EngineVariant, Harness, RunCounts
+from ridgeline.system.report import figure
 
 _STATIC = 8  # sequences of a batch that is filled and run to its end
 _BUSY = 0.7  # of what can be served: where the tail of a token is looked at
@@ -127,8 +128,8 @@ def _rows(off: RunCounts, on: RunCounts) -> str:
 
 def _read(off: RunCounts, on: RunCounts) -> str:
     return (
-        f"a step {1e3 * off.step_s:.3g} -> {1e3 * on.step_s:.3g} ms: only the weights become "
-        "smaller, not the cache, the arithmetic and what a step costs by itself"
+        f"a step {figure(1e3 * off.step_s)} -> {figure(1e3 * on.step_s)} ms: only the weights "
+        "become smaller, not the cache, the arithmetic and what a step costs by itself"
     )
 
 
@@ -157,15 +158,16 @@ def _repeating(off: RunCounts, on: RunCounts) -> str:
 
 def _tails(off: RunCounts, on: RunCounts) -> str:
     return (
-        f"the slowest 5 % of answers take {1e3 * off.tail_s:.3g} -> {1e3 * on.tail_s:.3g} ms a "
-        "token or more"
+        f"the slowest 5 % of answers take {figure(1e3 * off.tail_s)} -> {figure(1e3 * on.tail_s)} "
+        "ms a token or more"
     )
 
 
 def _rates(off: RunCounts, on: RunCounts) -> str:
     return (
-        f"{off.rate_per_s:.3g} -> {on.rate_per_s:.3g} requests/s; a step "
-        f"{1e3 * off.step_s:.3g} -> {1e3 * on.step_s:.3g} ms; both are limited by arithmetic"
+        f"{figure(off.rate_per_s)} -> {figure(on.rate_per_s)} requests/s; a step "
+        f"{figure(1e3 * off.step_s)} -> {figure(1e3 * on.step_s)} ms; both are limited by "
+        "arithmetic"
     )
 
 
@@ -374,9 +376,9 @@ def _tiles(harness: Harness) -> Technique:
 
     def why(off: RunCounts, on: RunCounts) -> str:
         return (
-            f"calculated: {score_bytes / 1e9:.3g} GB of scores of a prompt of {num:,} are not "
-            f"written and read, {1e3 * more_s:.3g} ms of {1e3 * off.seconds:.3g} for the whole "
-            "prompt, most of which is products"
+            f"calculated: {figure(score_bytes / 1e9)} GB of scores of a prompt of {num:,} are not "
+            f"written and read, {figure(1e3 * more_s)} ms of {figure(1e3 * off.seconds)} for the "
+            "whole prompt, most of which is products"
         )
 
     return Technique(

@@ -39,6 +39,7 @@ from ridgeline.engine.setup.options import flag_field
 from ridgeline.engine.setup.progress import say
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.system import svg
+from ridgeline.system.report import figure
 
 # Of the server's forecast.
 _TIMEOUT_S = 30.0
@@ -227,7 +228,7 @@ def _trials(
         records.append(record)
         values = [_shown_ms(one) for one in record["slos"]]
         shown = f"{load:.4g}" if setting.is_open else f"{load:.0f}"
-        goodput = f"{record['goodput_per_s']:.3g}"
+        goodput = figure(record["goodput_per_s"])
         cells = (str(len(records)), shown, *values, goodput, record["verdict"])
         out.print(_line(cells, widths), markup=False)
     return interval(steps.trials), likely_limit(steps.trials), records
@@ -409,7 +410,7 @@ def curve_svg(
     )
     if answer["low"] and answer["high"]:
         low, high = answer["low"], answer["high"]
-        shown = f"{low:.3g} to {high:.3g}"
+        shown = f"{figure(low)} to {figure(high)}"
         chart.shade(shown, across=(low, high))
         chart.parts.append(
             svg.text(chart.x(low), chart.top - 8, shown, size=svg.SMALL, anchor="middle",

@@ -20,6 +20,7 @@ from ridgeline.bench.search.knee import Trial
 from ridgeline.bench.search.slo import RequestSlo, Tally, queue_grows, tally, verdict
 from ridgeline.engine.setup.progress import Report, count_bar
 from ridgeline.foresight.simulator.workload import Planned, Workload
+from ridgeline.system.report import figure
 
 if TYPE_CHECKING:
     from ridgeline.bench.load.client import Reader
@@ -49,7 +50,7 @@ class TrialSetting:
 
     def describe(self, load: float) -> str:
         """Return a load in words."""
-        return f"{load:.3g} requests/s" if self.is_open else f"{load:.0f} at a time"
+        return f"{figure(load)} requests/s" if self.is_open else f"{load:.0f} at a time"
 
     def plan(self, load: float, number: int) -> tuple[list[Planned], int | None]:
         """Return a trial's requests, those before the measured ones below 0; and its clients."""

@@ -44,6 +44,7 @@ from ridgeline.planner.catalogue import HERE, offers, prices_of
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.memory.placement import Placement, place
+from ridgeline.system.report import figure
 
 Report = Callable[[int, int], None]
 _MOST_SIMULATED = 8  # choices, the cheapest first
@@ -242,7 +243,7 @@ def _too_dear(best: CapacityOption, usd: float, most_usd: float) -> str:
     )
     return (
         f"--max-usd-per-hour {most_usd:g} leaves nothing: the cheapest that {holds} is "
-        f"{best.num_devices} x {best.placement.device.id} for {usd:.3g} USD per hour"
+        f"{best.num_devices} x {best.placement.device.id} for {figure(usd)} USD per hour"
     )
 
 
