@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from ridgeline.bench.load.client_flags import Failed, check_base_url, headers_of, read_extra_body
-from ridgeline.bench.load.main import read_plan
+from ridgeline.bench.load.main import print_troubles, read_plan
 from ridgeline.bench.load.stats import Outcome, client_warnings, failures, summary_ms
 from ridgeline.bench.out_file import check_out, write_out
 from ridgeline.engine.setup.options import flag_field
@@ -254,7 +254,7 @@ def _read_measured(path: Path) -> Slice:
 
 
 def _print(summary: dict[str, Any], plan: list[dict[str, Any]] | None, said: list[str]) -> None:
-    out, err = (Console(stderr=b, highlight=False, soft_wrap=True) for b in (False, True))
+    out = Console(highlight=False, soft_wrap=True)
     out.print(f"{' Image Benchmark Result ':=^50}", style="bold")
     rows = {
         "Successful requests": summary["num_successful"],
@@ -275,10 +275,7 @@ def _print(summary: dict[str, Any], plan: list[dict[str, Any]] | None, said: lis
     out.print("=" * 50, style="bold")
     if plan:
         out.print(drawn(slices_table(plan)))
-    for failure in summary["failures"]:
-        err.print(f"failed: {failure['num']} x {failure['error']}", style="red", markup=False)
-    for line in said:
-        err.print(f"warning: {line}", style="yellow", markup=False)
+    print_troubles(summary, said)
 
 
 _PNG = b"\x89PNG\r\n\x1a\n"

@@ -1,4 +1,4 @@
-"""A plan as text for other programs and for people: its tables, CSV, and markdown."""
+"""A plan as text for other programs and for people: its tables and pictures, CSV, markdown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from ridgeline.model.cost.shapes import active_params, weight_params
 from ridgeline.planner.capacity.load import PERCENTILES, OfferedLoad, Slo
 from ridgeline.planner.capacity.option import CapacityOption
-from ridgeline.planner.capacity.report import bought_name, name_of, span_ms
+from ridgeline.planner.capacity.report import bought_name, choices_svg, name_of, span_ms
 from ridgeline.planner.catalogue import devices, offers
+from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.memory.placement import Placement, length, sentence
 from ridgeline.planner.plan import Plan
 from ridgeline.system import report
@@ -36,6 +37,16 @@ def as_csv(plan: Plan) -> str:
             for line in placement.ledger.lines
         ]
     )
+
+
+def as_svg(plan: Plan) -> str:
+    """Return the picture: what fills one device; of a plan for a load, the choices.
+
+    Raises ValueError if there is nothing to draw, as no choice can serve the load.
+    """
+    if plan.load is not None:
+        return choices_svg(f"Choices for {plan.spec.name}", plan.answer, plan.choices)
+    return memory_svg(f"Memory of {plan.spec.name} on one device", plan.placements)
 
 
 def _flat(choice: Mapping[str, Any]) -> dict[str, Any]:

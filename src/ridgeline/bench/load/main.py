@@ -149,7 +149,7 @@ def print_result(
     further_rows: Mapping[str, str | float | None] | None = None,
 ) -> None:
     """Print vLLM's block, with ``further_rows`` at its end, and then what went wrong."""
-    out, err = (Console(stderr=b, highlight=False, soft_wrap=True) for b in (False, True))
+    out = Console(highlight=False, soft_wrap=True)
     out.print(f"{f' {title} ':=^50}", style="bold")
     for label, key in _COUNTS.items():
         _print_row(out, label, summary[key])
@@ -165,6 +165,12 @@ def print_result(
         for label, value in further_rows.items():
             _print_row(out, label, value)
     out.print("=" * 50, style="bold")
+    print_troubles(summary, said)
+
+
+def print_troubles(summary: Mapping[str, Any], said: Sequence[str]) -> None:
+    """Print what failed in a run, and warnings, on standard error."""
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
     for failure in summary["failures"]:
         err.print(f"failed: {failure['num']} x {failure['error']}", style="red", markup=False)
     for line in said:

@@ -21,10 +21,11 @@ from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
 from ridgeline.planner.capacity.load import OfferedLoad, Slo
 from ridgeline.planner.capacity.option import SHOWN, CapacityOption
-from ridgeline.planner.capacity.report import choices_svg, name_of, per_second
+from ridgeline.planner.capacity.report import name_of, per_second
 from ridgeline.planner.documents import (
     as_csv,
     as_markdown,
+    as_svg,
     catalogue_table,
     choices_table,
     devices_table,
@@ -33,7 +34,7 @@ from ridgeline.planner.documents import (
     purchases_table,
 )
 from ridgeline.planner.memory.model_spec import read_model_spec
-from ridgeline.planner.memory.pictures import COLOURS, memory_svg
+from ridgeline.planner.memory.pictures import COLOURS
 from ridgeline.planner.memory.placement import Placement, parts_of
 from ridgeline.system.machine import write_text
 from ridgeline.system.report import Cell, Table, figure, gib
@@ -127,15 +128,8 @@ def plan_command(
             show(planned, console(160, markup=True))
     if out is not None:  # last: where there is nothing to draw, the answer stands above
         sys.stdout.flush()
-        write_text(out, _drawn(planned))
+        write_text(out, as_svg(planned))
         say(f"drawn into {out}")
-
-
-def _drawn(planned: Plan) -> str:
-    if planned.load is not None:
-        title = f"Choices for {planned.spec.name}"
-        return choices_svg(title, planned.answer, planned.choices)
-    return memory_svg(f"Memory of {planned.spec.name} on one device", planned.placements)
 
 
 def _serve(model: str | None, port: int) -> None:

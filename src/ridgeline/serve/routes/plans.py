@@ -31,12 +31,10 @@ from ridgeline.foresight.simulator.workload import parse_length
 from ridgeline.model.cost.format_bytes import FORMATS, KV_BYTES
 from ridgeline.model.cost.hardware import Device
 from ridgeline.planner import LoadFlags, Plan, PlanFlags
-from ridgeline.planner.capacity.report import choices_svg
 from ridgeline.planner.catalogue import devices, this_machine
-from ridgeline.planner.documents import as_csv, as_markdown
+from ridgeline.planner.documents import as_csv, as_markdown, as_svg
 from ridgeline.planner.memory.ledger import ENGINES
 from ridgeline.planner.memory.model_spec import ModelSpec, read_model_spec
-from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.plan import plan_for
 from ridgeline.serve.answer.schemas import ERRORS
 from ridgeline.serve.http.errors import ApiError, add_errors
@@ -276,18 +274,10 @@ def _refusal(message: str) -> ApiError:
     return ApiError(400, text, param=known, code="invalid_value")
 
 
-def _svg(plan: Plan) -> tuple[str, str]:
-    if plan.load is not None:
-        title = f"Choices for {plan.spec.name}"
-        return choices_svg(title, plan.answer, plan.choices), "image/svg+xml"
-    title = f"Memory of {plan.spec.name} on one device"
-    return memory_svg(title, plan.placements), "image/svg+xml"
-
-
 def _picture(plan: Plan) -> dict[str, str | None]:
     """Return what ``picture`` adds to the document: none where no choice bears the load."""
     try:
-        return {"picture": _svg(plan)[0]}
+        return {"picture": as_svg(plan)}
     except ValueError:
         return {"picture": None}
 
@@ -295,7 +285,7 @@ def _picture(plan: Plan) -> dict[str, str | None]:
 _DRAWN: dict[str, Callable[[Plan], tuple[str, str]]] = {
     "csv": lambda plan: (as_csv(plan), "text/csv; charset=utf-8"),
     "markdown": lambda plan: ("\n".join(as_markdown(plan)), "text/markdown; charset=utf-8"),
-    "svg": _svg,
+    "svg": lambda plan: (as_svg(plan), "image/svg+xml"),
 }
 
 
