@@ -31,7 +31,7 @@ NEEDED = (
     *("tests/__init__.py", "tests/conftest.py", "tests/fakes.py", "tests/own_home.py"),
     *("tests/data/configs.json", "tests/data/decisions.json"),
     *("tests/model/__init__.py", "tests/model/cost/__init__.py"),
-    *("tests/model/cost/published.py", "tests/model/cost/stored.py"),
+    *("tests/model/cost/published_configs.py", "tests/model/cost/matrix_bytes.py"),
     *("tests/foresight/__init__.py", "tests/foresight/runs.py", "tests/planner/__init__.py"),
 )
 WORKERS = 2

@@ -21,7 +21,7 @@ from tests.documents import (
     unsupported,
     words_of,
 )
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 PAGES = pages()
 LONG = ("12-testing",)  # it measures for half a minute of a quiet machine

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.bench.images import Slice, image_size, parse_slice, plan_slices
-from tests.bench.scripted import JSON, serving
+from tests.bench.script_server import JSON, serving
 from tests.waiting import PATIENCE_S
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.bench.scripted import Script, Server, encoded
+from tests.bench.script_server import Script, Server, encoded
 
 
 class _Clock:

@@ -18,7 +18,7 @@ from ridgeline.engine.calibration import (
 from ridgeline.engine.setup.home import sweep
 from ridgeline.foresight.step_time.features import Measured, of_items
 from ridgeline.foresight.step_time.fit import fit
-from tests.foresight.step_time.test_monitor import known as calibration
+from tests.foresight.step_time.test_prediction_monitor import known as calibration
 
 
 def names(folder: Path) -> list[str]:

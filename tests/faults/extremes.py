@@ -30,7 +30,7 @@ from tests.faults import messages
 from tests.faults.fields import HOLE, INFER, Fields
 from tests.faults.silence import PROGRAM, Silence
 from tests.fleet.test_router import routing
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 from tests.own_home import own_home
 from tests.serve.conftest import write_coder
 from tests.serve.forms import FORM, FORMS, form, pressed_nothing

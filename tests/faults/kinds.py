@@ -38,7 +38,7 @@ from tests.engine.kv_disk import test_segments
 from tests.engine.test_llm import HELLO, write_model
 from tests.faults import damage
 from tests.foresight.runs import recorded
-from tests.foresight.step_time.test_monitor import heard, known, served
+from tests.foresight.step_time.test_prediction_monitor import heard, known, served
 from tests.model.files import tiny
 from tests.model.files.encoders import write_encoder
 from tests.tiny import PLAIN, checkpoint

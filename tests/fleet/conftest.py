@@ -2,4 +2,4 @@
 
 from tests.engine.test_llm import model  # noqa: F401
 from tests.fleet.test_router import folder  # noqa: F401
-from tests.serve.page.browsing import browser  # noqa: F401
+from tests.serve.page.browser import browser  # noqa: F401

@@ -10,7 +10,7 @@ from selenium.webdriver.support.select import Select
 
 from tests.fleet.test_router import routing
 from tests.model.files.encoders import write_encoder
-from tests.serve.page.browsing import ask, find, keep, says, sees
+from tests.serve.page.browser import ask, find, keep, says, sees
 
 REFUSED = """
 return performance.getEntriesByType('resource')

@@ -27,7 +27,7 @@ from tests.fleet.test_replicas import WISH, Answers, answered, streamed, table
 from tests.fleet.test_router import Routed, routing
 from tests.fleet.wire import wire
 from tests.serve.http.test_listening import pems  # noqa: F401
-from tests.serve.page.browsing import find, keep, texts
+from tests.serve.page.browser import find, keep, texts
 from tests.waiting import PATIENCE_S, eventually, free_port, started
 
 LIAR = "TEST_FINGERPRINT"

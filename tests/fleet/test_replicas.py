@@ -17,7 +17,7 @@ from selenium.webdriver import Chrome
 
 from ridgeline.cli.commands.fleet import fleet as show_fleet
 from tests.fleet.test_router import ASK, LONG, Routed, routing
-from tests.serve.page.browsing import find, keep, texts
+from tests.serve.page.browser import find, keep, texts
 from tests.serve.serving import JSON, first_of
 from tests.waiting import connected, eventually
 

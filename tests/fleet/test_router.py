@@ -28,7 +28,7 @@ from ridgeline.cli.main import app
 from ridgeline.fleet.metrics import merged
 from ridgeline.serve.app import new_app
 from ridgeline.serve.dialects import NAME_A_MODEL
-from tests.serve.page.browsing import answer, ask, find, keep, texts
+from tests.serve.page.browser import answer, ask, find, keep, texts
 from tests.serve.serving import JSON, first_of, serving, without_signs
 from tests.waiting import PATIENCE_S, children, connected, eventually, started
 

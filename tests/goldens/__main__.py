@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.answers.tiny_families import write_family
 from tests.serve.serving import serving
-from tests.trust.receipts.asked import TEXT, receipt_of
+from tests.trust.receipts.requests import TEXT, receipt_of
 
 HERE = Path(__file__).parent
 FAMILIES = ("llama3", "gemma3", "qwen3-moe", "lfm2")  # dense, windows, experts, states

@@ -11,7 +11,7 @@ import pytest
 from ridgeline.trust.receipts.reading import read
 from ridgeline.trust.receipts.verify import differences, opened, other_files
 from tests.goldens.__main__ import FAMILIES, FORMATS, HERE, REQUESTS
-from tests.trust.receipts.asked import SMALL
+from tests.trust.receipts.requests import SMALL
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -19,7 +19,7 @@ from ridgeline.bench import gpu
 from ridgeline.model.files.tensors import Checkpoint
 
 TWINS = "ridgeline.backends.cuda.measure.twins"
-ORDERED = "tests.gpu.ordered"
+ORDERED = "tests.gpu.ordered_twins"
 LONG_S = 3600.0  # a busy processor takes longer than a GPU may
 ROOT = Path(__file__).parents[2]
 

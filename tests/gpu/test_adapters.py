@@ -16,7 +16,7 @@ from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.answers.tiny_families import write_family
-from tests.gpu import ordered
+from tests.gpu import ordered_twins as ordered
 from tests.gpu.engines import IDS, answers, engine_over, runners
 from tests.lora import random_adapter, random_pairs, write_peft
 

@@ -29,8 +29,8 @@ from ridgeline.bench import gpu as parts
 from ridgeline.bench.gpu import LOST, PARTS
 from ridgeline.cli.commands.doctor import gpu_roof_facts
 from ridgeline.system.machine import DeviceLost
-from tests.gpu.executed import never_executed, traced
 from tests.gpu.on_cpu import measure_in_small, say_there_is_a_gpu
+from tests.gpu.statements import never_executed, traced
 from tests.waiting import started
 
 # Statements that ``--tiny`` never executes, by function. Those of the peer run where it is.

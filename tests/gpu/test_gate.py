@@ -14,7 +14,7 @@ from ridgeline.backends.cuda.approval import FILE, read, remember
 from ridgeline.bench.gpu import bench_gpu
 from ridgeline.cli.commands.doctor import facts
 from ridgeline.planner import plan
-from tests.backends.cuda.test_cards import install
+from tests.backends.cuda.test_nvidia_smi import install
 from tests.engine.test_llm import write_model
 from tests.gpu.on_cpu import LONG_S, measure_in_small, say_there_is_a_gpu
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.serve.engine.async_engine import BisectingRunner
-from tests.gpu import ordered
+from tests.gpu import ordered_twins as ordered
 from tests.gpu.engines import IDS, engine_over, runners
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

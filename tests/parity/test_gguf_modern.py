@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from tests.model.files.gguf_converted import converted
+from tests.model.files.gguf_conversion import converted
 from tests.model.files.test_gguf_modern import NAMES
 from tests.parity import tiny
 from tests.parity.compare import check

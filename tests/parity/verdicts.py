@@ -22,7 +22,7 @@ import numpy as np
 from ridgeline import LLM, SamplingParams
 from ridgeline.model.files.families import arch_from_config, family_of
 from ridgeline.model.files.tensors import ModelFileError
-from tests.parity import pooled, tiny
+from tests.parity import pooling, tiny
 from tests.parity.flips import Flip, flips
 from tests.parity.tiny import torch, transformers
 from tests.parity.tiny_encoders import ENCODERS
@@ -83,7 +83,7 @@ class Said(NamedTuple):
         return distance
 
 
-Answer = Said | pooled.Pooled
+Answer = Said | pooling.Pooled
 
 
 def config_of(name: str) -> Any:
@@ -134,7 +134,7 @@ def _judge(
             return "impossible", "too large"
         _undo_floors(model)
         texts = tiny.prompts(*LENGTHS)
-        (pooled if name in ENCODERS else tiny).save(model, folder)
+        (pooling if name in ENCODERS else tiny).save(model, folder)
         if not np.isfinite(_theirs(name, model, folder, texts[0])).all():
             return "impossible", "transformers answers with no numbers"
         values = _without(json.loads((folder / "config.json").read_text()), flip)
@@ -187,17 +187,17 @@ def _batches(model: Any, texts: list[list[int]]) -> list[tuple[list[list[int]], 
 def _theirs(name: str, model: Any, folder: Path, ids: list[int]) -> np.ndarray:
     if name not in ENCODERS:
         return logprobs_of(model, ids)
-    if not pooled.scores_pairs(model):
-        return pooled.numbers_of(model, ids)
-    (pair,) = pooled.pairs_of([ids])
-    return pooled.numbers_of(model, *pooled.pair_ids(folder, pair))
+    if not pooling.scores_pairs(model):
+        return pooling.numbers_of(model, ids)
+    (pair,) = pooling.pairs_of([ids])
+    return pooling.numbers_of(model, *pooling.pair_ids(folder, pair))
 
 
 def _ours(
     name: str, model: Any, folder: Path, texts: list[list[int]], room: int, backend: str
 ) -> Sequence[Answer]:
     if name in ENCODERS:
-        return pooled.answers_of(folder, model, texts, room, backend)
+        return pooling.answers_of(folder, model, texts, room, backend)
     return answers_of(folder, texts, room, backend)
 
 

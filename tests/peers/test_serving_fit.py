@@ -15,7 +15,7 @@ from ridgeline.model.cost.device_time import Efficiency, device_time
 from ridgeline.model.cost.format_bytes import storage_of_dtype
 from ridgeline.model.files.counting import shape_of_config
 from ridgeline.planner.catalogue import devices
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 COLUMNS = (
     "silicon_data_source", "backend", "model_path", "system", "precision", "mode", "isl", "osl",

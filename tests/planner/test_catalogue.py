@@ -13,7 +13,7 @@ import pytest
 from ridgeline.model.cost.hardware import parse_devices, parse_prices
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices, find_devices, prices_of
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 TODAY = date(2026, 11, 24)

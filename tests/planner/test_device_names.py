@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices, find_devices, offers
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 

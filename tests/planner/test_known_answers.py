@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline.cli.main import app
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 ROOT = Path(__file__).parents[2]
 MODELS = json.loads((ROOT / "tests" / "data" / "known_speed.json").read_text())["models"]

@@ -28,7 +28,7 @@ from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.memory.placement import sentence
 from ridgeline.system.report import gib
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 from tests.model.files import quantizers
 from tests.model.files.test_quantized import FORMATS, model
 from tests.model.files.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf

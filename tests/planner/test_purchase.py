@@ -16,7 +16,7 @@ from ridgeline.planner.capacity.report import choices_svg
 from ridgeline.planner.catalogue import devices, offers
 from ridgeline.planner.documents import as_csv
 from tests.cli.test_main import ridgeline
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 LARGE = PUBLISHED["llama-3.1-70b"]["config"]

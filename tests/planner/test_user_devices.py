@@ -11,7 +11,7 @@ import pytest
 from ridgeline.planner import PlanFlags, plan
 from ridgeline.planner.catalogue import devices
 from tests.cli.test_main import ridgeline
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 LOAD = {"prompt_tokens": "512", "new_tokens": "128", "max_concurrency": 4}

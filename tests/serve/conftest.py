@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.test_llm import model, write_model  # noqa: F401  (a fixture)
-from tests.serve.page.browsing import browser, page, slow  # noqa: F401  (fixtures)
+from tests.serve.page.browser import browser, page, slow  # noqa: F401  (fixtures)
 from tests.serve.serving import Served, serving
 from tests.text.test_infill import QWEN
 

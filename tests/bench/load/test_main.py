@@ -22,7 +22,7 @@ from ridgeline.bench.load.client import drive
 from ridgeline.bench.load.client_flags import AskedServer
 from ridgeline.bench.load.stats import Outcome, summarise, warnings
 from ridgeline.foresight.simulator.workload import Planned
-from tests.bench.scripted import DONE, JSON, Script, Server, chat, serving, usage
+from tests.bench.script_server import DONE, JSON, Script, Server, chat, serving, usage
 from tests.bench.virtual_time import answering
 from tests.waiting import PATIENCE_S
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tests.bench.scripted import DONE, JSON, Script, chat, serving, usage
+from tests.bench.script_server import DONE, JSON, Script, chat, serving, usage
 
 
 def two_tokens(seconds: float) -> Iterator[Any]:

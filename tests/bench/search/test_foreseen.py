@@ -8,7 +8,7 @@ from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search import foreseen_rate
 from ridgeline.bench.search.slo import RequestSlo
-from tests.bench.scripted import serving as serving_others
+from tests.bench.script_server import serving as serving_others
 from tests.bench.search.test_main import SHORT, bench_search, document
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.serve.serving import serving

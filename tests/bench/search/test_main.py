@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ridgeline.cli.main import app
-from tests.bench.scripted import JSON, Script, Server, serving
+from tests.bench.script_server import JSON, Script, Server, serving
 from tests.bench.search.queueing_server import two_tokens
 from tests.bench.test_images import answer, png
 from tests.bench.virtual_time import answering

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline.cli.main import app
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 RATE = ("--request-rate", "2")
 PLAIN = ("--on", "l4", "--num-prompts", "3", "--num-warmups", "0")

@@ -13,7 +13,7 @@ from ridgeline.engine.setup.options import Options
 from ridgeline.planner import PlanFlags, plan
 from tests.bench.simulate.test_main import document, home, run  # noqa: F401  (a fixture)
 from tests.engine.test_llm import model  # noqa: F401  (a fixture)
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 LOAD = ("--prompt-tokens", "400:0.3", "--max-tokens", "40", "--num-prompts", "8")
 AT_ONCE = ("--max-concurrency", "8", *LOAD)

@@ -14,7 +14,7 @@ from ridgeline.foresight.step_time.calibration import ONE_STREAM
 from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.engine.test_llm import write_model
 from tests.foresight.simulator.test_run import TIMES
-from tests.foresight.step_time.test_monitor import known as measured
+from tests.foresight.step_time.test_prediction_monitor import known as measured
 
 
 def test_rates_are_said_in_units_that_people_know() -> None:

@@ -18,7 +18,7 @@ from ridgeline.engine.setup.home import stores
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.published_formula import published_formula
 from tests.cli.test_main import RIDGELINE, ridgeline
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 from tests.waiting import PATIENCE_S, connected, started
 
 

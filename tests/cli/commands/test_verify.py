@@ -18,7 +18,15 @@ from ridgeline.cli.main import app
 from ridgeline.trust.receipts.reading import MOST_BYTES
 from ridgeline.trust.receipts.signing import Signer
 from tests.serve.serving import serving
-from tests.trust.receipts.asked import CHAT, LONG, TEXT, receipt_of, statement_of, stating, written
+from tests.trust.receipts.requests import (
+    CHAT,
+    LONG,
+    TEXT,
+    receipt_of,
+    statement_of,
+    stating,
+    written,
+)
 
 Made = tuple[dict[str, Any], Path]
 

@@ -46,7 +46,7 @@ def compiled(*flags: str) -> list[dict[str, Any]]:
     """Return what was measured of each kernel, in a process that interprets nothing."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.kernels.compiled", *flags],
+        [sys.executable, "-m", "tests.gpu.kernels.compiler", *flags],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tests.gpu.kernels.interpreted")
+pytest.importorskip("tests.gpu.kernels.interpreter")
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ridgeline.backends.sampler import rule
 from ridgeline.backends.sampler.step_output import answered
 from ridgeline.core.params import SamplingParams
 from tests.gpu.kernels.cases import attention_case, draw_case, near, normal, small_part, stated
-from tests.gpu.kernels.interpreted import MARKS
+from tests.gpu.kernels.interpreter import MARKS
 
 pytestmark = MARKS
 F32, F16 = torch.float32, torch.float16

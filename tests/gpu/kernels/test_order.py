@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tests.gpu.kernels.interpreted")
+pytest.importorskip("tests.gpu.kernels.interpreter")
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from triton.runtime import interpreter
 from ridgeline.backends.cuda import kernels, packed, tiles
 from ridgeline.backends.cuda.measure.parts.bits import CLAIMS
 from tests.gpu.kernels.cases import attention_case, near, normal, small_part, stated
-from tests.gpu.kernels.interpreted import MARKS
+from tests.gpu.kernels.interpreter import MARKS
 
 pytestmark = MARKS
 F32, F16 = torch.float32, torch.float16

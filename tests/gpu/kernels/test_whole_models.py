@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tests.gpu.kernels.interpreted")
+pytest.importorskip("tests.gpu.kernels.interpreter")
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ridgeline.backends.cuda.ranks.shard import Shard
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.core.params import SamplingParams
 from tests.gpu.engines import IDS, answers, engine_over, runners
-from tests.gpu.kernels.interpreted import MARKS
+from tests.gpu.kernels.interpreter import MARKS
 
 pytestmark = MARKS
 # Windows and sinks; soft caps and heads of their own norms; experts; slopes.

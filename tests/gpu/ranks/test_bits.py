@@ -20,7 +20,7 @@ from ridgeline.backends.cuda.ranks.shard import check
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.model.files.tensors import Checkpoint
-from tests.gpu import ordered
+from tests.gpu import ordered_twins as ordered
 from tests.gpu.engines import IDS, NOWHERE, answers, engine_over
 from tests.gpu.ranks.threads import ThreadRanks, tiny_model
 from tests.lora import random_adapter

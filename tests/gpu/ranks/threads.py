@@ -21,7 +21,7 @@ from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import cache_groups
 from tests.answers.tiny_families import write_family
-from tests.gpu import ordered
+from tests.gpu import ordered_twins as ordered
 from tests.gpu.engines import BLOCK, LONGEST, NOWHERE
 
 

@@ -17,8 +17,8 @@ from ridgeline.model.cost.format_bytes import (
 from ridgeline.model.cost.shapes import Matrix
 from ridgeline.model.files.counting import shape_of_config
 from ridgeline.model.files.gguf.file import _TENSOR_TYPES
-from tests.model.cost.published import PUBLISHED
-from tests.model.cost.stored import stored_bytes
+from tests.model.cost.matrix_bytes import stored_bytes
+from tests.model.cost.published_configs import PUBLISHED
 
 MATRIX = Matrix("self_attn.q_proj", "attention", rows=256, columns=512)
 

@@ -10,8 +10,8 @@ from ridgeline.model.cost.format_bytes import FORMATS, format_named, storage_of_
 from ridgeline.model.cost.gguf_mixes import MIXES, Mix, mixed_modules
 from ridgeline.model.cost.shapes import Matrix, ModelShape
 from ridgeline.model.files.counting import shape_of_config
-from tests.model.cost.published import PUBLISHED
-from tests.model.cost.stored import stored_bytes
+from tests.model.cost.matrix_bytes import stored_bytes
+from tests.model.cost.published_configs import PUBLISHED
 
 _LLAMA_2: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,

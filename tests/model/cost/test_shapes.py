@@ -15,7 +15,7 @@ from ridgeline.model.files.counting import shape_of_config
 from ridgeline.model.files.families import HF_FAMILIES, arch_from_config
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.shape.model import ModelArch
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 from tests.model.files.tiny import CONFIG as LLAMA
 from tests.model.files.tiny import hf
 from tests.tiny import ARCHS, BY_LAYER, LATENT, RECURRENT

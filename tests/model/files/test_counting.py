@@ -21,7 +21,7 @@ from ridgeline.model.files.families import (
 )
 from ridgeline.model.files.tensors import ModelFileError
 from tests.answers.tiny_families import learnt_positions, tiny_config, write_family
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 from tests.model.files.tiny import CONFIG
 from tests.parity.tiny_configs import CONFIGS, NEWER
 

@@ -15,7 +15,7 @@ from ridgeline.model.files.families import model_from_config, model_from_gguf
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.shape.model import Layer
 from tests.answers.tiny_families import write_family
-from tests.model.files.gguf_converted import ARCHITECTURES, Arrays, converted
+from tests.model.files.gguf_conversion import ARCHITECTURES, Arrays, converted
 from tests.model.files.tiny import as_tensors
 from tests.parity.modern_configs import MODERN
 

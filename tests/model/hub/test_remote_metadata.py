@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.planner import plan
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 from tests.model.files.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.model.hub.fetch.test_repos import run
 from tests.model.hub.loopback import Hub, Repo, running_hub

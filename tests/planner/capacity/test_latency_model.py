@@ -29,7 +29,7 @@ from ridgeline.model.cost.format_bytes import storage_of_dtype
 from ridgeline.model.files.counting import shape_of_config
 from ridgeline.planner.capacity.latency_model import efficiencies
 from ridgeline.planner.catalogue import devices
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 ROOT = Path(__file__).parents[3]
 KNOWN = json.loads((ROOT / "tests" / "data" / "known_speed.json").read_text())

@@ -23,7 +23,7 @@ from ridgeline.planner.capacity.option import engine_record, least_prompt_tokens
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.memory.placement import place
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 TOKENS_PER_S = (2, 4, 6, 8, 10, 15, 20)  # service levels; FastGen's is 4
 NUM_REQUESTS = 80

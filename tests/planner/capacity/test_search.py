@@ -34,7 +34,7 @@ from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.plan import plan_for
 from tests.foresight.simulator.test_run import SETTINGS
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 from tests.planner.capacity.test_latency_model import times_of
 from tests.tiny import ARCHS, checkpoint
 

@@ -15,7 +15,7 @@ from ridgeline.planner import plan
 from ridgeline.planner.plan import Plan
 from ridgeline.system.machine import usable_cpus
 from tests.lora import llama_shapes, random_pairs, write_peft
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 from tests.model.files.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]

@@ -30,8 +30,8 @@ from ridgeline.planner.memory.ledger import (
     split_layers,
 )
 from ridgeline.planner.memory.placement import max_concurrency, max_context
-from tests.model.cost.published import PUBLISHED
-from tests.model.cost.stored import stored_bytes
+from tests.model.cost.matrix_bytes import stored_bytes
+from tests.model.cost.published_configs import PUBLISHED
 
 NAMES = sorted(PUBLISHED)
 FEW = settings(max_examples=60, deadline=None)

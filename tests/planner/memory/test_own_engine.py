@@ -24,7 +24,7 @@ from ridgeline.planner.memory.own_engine import computes_on
 from ridgeline.planner.memory.placement import engine_on
 from ridgeline.planner.plan import plan_for
 from tests.answers.tiny_families import write_family
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 from tests.model.files.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.tiny import ARCHS, ENCODERS, changed, checkpoint
 

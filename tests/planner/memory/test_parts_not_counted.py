@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.planner import plan
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 

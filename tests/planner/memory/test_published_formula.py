@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.planner import plan
-from tests.model.cost.published import PUBLISHED
+from tests.model.cost.published_configs import PUBLISHED
 
 
 def test_the_well_known_formula_is_reproduced_and_its_error_named() -> None:

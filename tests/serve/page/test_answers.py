@@ -9,7 +9,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.serve.page.browsing import answer, ask, find, keep, record, says, sees, sent, texts
+from tests.serve.page.browser import answer, ask, find, keep, record, says, sees, sent, texts
 from tests.serve.serving import Served, hold
 
 QUESTION = {"role": "user", "content": "hello"}

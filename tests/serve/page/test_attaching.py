@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 
-from tests.serve.page.browsing import (
+from tests.serve.page.browser import (
     DESK,
     PHONE,
     ask,

@@ -11,7 +11,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.serve.page.browsing import ask, find, keep, open_settings, says, sees, texts
+from tests.serve.page.browser import ask, find, keep, open_settings, says, sees, texts
 from tests.serve.page.test_store import RECORD, change_temperature, press
 
 TURNS = [

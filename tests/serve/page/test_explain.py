@@ -17,7 +17,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.serve.http.test_listening import openssl
-from tests.serve.page.browsing import (
+from tests.serve.page.browser import (
     DESK,
     PHONE,
     ask,

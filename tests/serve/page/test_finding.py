@@ -5,7 +5,7 @@ from __future__ import annotations
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.keys import Keys
 
-from tests.serve.page.browsing import (
+from tests.serve.page.browser import (
     DESK,
     PHONE,
     agree,

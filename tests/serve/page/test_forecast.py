@@ -6,7 +6,7 @@ import re
 
 from selenium.webdriver import Chrome
 
-from tests.serve.page.browsing import ask, find, sees, texts
+from tests.serve.page.browser import ask, find, sees, texts
 from tests.serve.serving import Served
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from selenium.webdriver import Chrome
 
 from ridgeline.system.report import gb
-from tests.serve.page.browsing import PHONE, ask, browsing, find, says, sees, set_size, texts
+from tests.serve.page.browser import PHONE, ask, browsing, find, says, sees, set_size, texts
 from tests.serve.serving import Served, serving
 
 BAR = """

@@ -11,7 +11,7 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from tests.serve.page.browsing import answer, ask, find, keep, says, sees, texts
+from tests.serve.page.browser import answer, ask, find, keep, says, sees, texts
 from tests.serve.test_main import process
 
 LENGTH = 60_000  # tokens: an answer that outlasts the test

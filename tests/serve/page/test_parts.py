@@ -12,7 +12,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from tests.serve.answer.test_tools import TOOLS, thinker
-from tests.serve.page.browsing import (
+from tests.serve.page.browser import (
     DESK,
     PHONE,
     answer,

@@ -16,7 +16,7 @@ from selenium.webdriver.support.select import Select
 
 from ridgeline.serve.routes import plans as plan_routes
 from ridgeline.system.report import gb
-from tests.serve.page.browsing import DESK, PHONE, browsing, find, says, sees, set_size, texts
+from tests.serve.page.browser import DESK, PHONE, browsing, find, says, sees, set_size, texts
 from tests.serve.serving import Served, serving
 from tests.serve.test_plans import ask, config
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from selenium.webdriver import Chrome
 
-from tests.serve.page.browsing import answer, ask, keep
+from tests.serve.page.browser import answer, ask, keep
 from tests.serve.serving import serving
 from tests.waiting import eventually
 

@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
 from tests.serve.answer.test_tools import thinker
-from tests.serve.page.browsing import (
+from tests.serve.page.browser import (
     DESK,
     PHONE,
     ask,

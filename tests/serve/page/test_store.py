@@ -12,7 +12,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.serve.page.browsing import (
+from tests.serve.page.browser import (
     DESK,
     agree,
     answer,

@@ -8,7 +8,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.serve.page.browsing import find, keep, says, sees, texts
+from tests.serve.page.browser import find, keep, says, sees, texts
 from tests.serve.serving import Served
 
 QUESTION = {"role": "user", "content": "hello"}

@@ -12,7 +12,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from ridgeline.serve.page import FILES
-from tests.serve.page.browsing import keep, sees, texts
+from tests.serve.page.browser import keep, sees, texts
 
 ROOT = Path(__file__).parents[3]
 VENDOR = Path(str(files("ridgeline.serve"))) / "page" / "vendor"

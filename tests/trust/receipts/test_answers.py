@@ -20,7 +20,7 @@ from ridgeline.trust.receipts.compare import Answers, wrong_in_answer, wrong_in_
 from ridgeline.trust.receipts.reading import Signed, read
 from ridgeline.trust.receipts.verify import compute
 from tests.serve.serving import serving
-from tests.trust.receipts.asked import APIS, CHAT, HELLO, LONG, REQUESTS, TEXT, TOOL, Verifier
+from tests.trust.receipts.requests import APIS, CHAT, HELLO, LONG, REQUESTS, TEXT, TOOL, Verifier
 
 SOME, ALL = 300, 10_000
 MORE: dict[str, tuple[str, dict[str, Any]]] = {

@@ -15,7 +15,14 @@ from ridgeline import LLM
 from ridgeline.foresight.structure import params_from
 from ridgeline.text.messages.tools import Tool, ToolUse
 from tests.serve.serving import serving
-from tests.trust.receipts.asked import REQUESTS, SMALL, Verifier, receipt_of, statement_of, stating
+from tests.trust.receipts.requests import (
+    REQUESTS,
+    SMALL,
+    Verifier,
+    receipt_of,
+    statement_of,
+    stating,
+)
 
 SOME, ALL = 25, 500
 OF = (

@@ -12,7 +12,7 @@ import pytest
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.model.files.tiny import CONFIG
 from tests.serve.serving import Served, serving
-from tests.trust.receipts.asked import APIS, Verifier, checked, file_of, statement_of
+from tests.trust.receipts.requests import APIS, Verifier, checked, file_of, statement_of
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}<answer>"
 CREATED: dict[str, dict[str, Any]] = {

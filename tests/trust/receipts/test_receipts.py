@@ -25,7 +25,7 @@ from ridgeline.trust.receipts.statement import digest_of, parts_of
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.model.files.tiny import CONFIG
 from tests.serve.serving import Served, composed, serving
-from tests.trust.receipts.asked import (
+from tests.trust.receipts.requests import (
     APIS,
     CHAT,
     HELLO,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.serve.serving import JSON, Served, serving
-from tests.trust.rules.told import Told
+from tests.trust.rules.reading import Told
 from tests.waiting import connected, eventually
 
 SECRET = "bob@example.com"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.serve.serving import Served, serving
+from tests.trust.rules.reading import Told
 from tests.trust.rules.test_routes import CHAT, ROUTES, assert_untold, rules_file, sent
-from tests.trust.rules.told import Told
 
 BEGUN, REST = "x bob@exa", "mple.com y"  # the secret's beginning is none itself
 FORM = {"structured_outputs": {"regex": "mple[.]com y"}}

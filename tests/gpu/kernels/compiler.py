@@ -1,6 +1,6 @@
 """Compile what the launchers launch, on a machine without a GPU: one JSON line a kernel.
 
-Run as ``python -m tests.gpu.kernels.compiled [--full] [--for 89]``, without Triton's interpreter;
+Run as ``python -m tests.gpu.kernels.compiler [--full] [--for 89]``, without Triton's interpreter;
 the default is Hopper, 90. The launchers run as they are, on tensors without memory behind them;
 Triton compiles for the target that this driver names, a kernel with more shared memory than that
 has is refused as a GPU refuses it, and nothing is started. ptxas and cuobjdump are in Triton's own

@@ -1,7 +1,7 @@
 """What a fleet costs and how fast it recovers, on a machine that does nothing else.
 
-    python -m tests.fleet.measured              # all of it, a few minutes
-    python -m tests.fleet.measured cost first   # some of it
+    python -m tests.fleet.cost              # all of it, a few minutes
+    python -m tests.fleet.cost cost first   # some of it
 
 Each line says what was measured, beside what it should be (docs/results.md#server).
 """

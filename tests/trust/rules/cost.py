@@ -1,7 +1,7 @@
 """What patterns cost, beside the same without them, on a machine that does nothing else.
 
-    python -m tests.trust.rules.measured              # all of it, a few minutes
-    python -m tests.trust.rules.measured compile texts
+    python -m tests.trust.rules.cost              # all of it, a few minutes
+    python -m tests.trust.rules.cost compile texts
 
 2,000 patterns and all kinds. Figures are ratios of times of the same run.
 """
