@@ -57,7 +57,7 @@ def test_lines_sum_to_what_the_process_has(model: Path, backend: str) -> None:
     assert resident_bytes - document["grown_bytes"] == before_bytes
     assert lines["kv_cache"]["bytes"] == pytest.approx(1 << 20, rel=0.05)
     assert {one["how"] for one in lines.values()} <= {"measured", "computed"}
-    assert "at most 1.0 MB" in document["notes"][0]
+    assert "at most 1 MB" in document["notes"][0]
 
 
 FREEING = """
