@@ -102,7 +102,7 @@ def streamed(
 def test_the_start_says_what_each_server_got(routed: Routed) -> None:
     status, answer, _ = routed.call("/v1/completions", ASK)
     assert (status, answer["model"]) == (200, "a"), "one model need not be named"
-    assert "2 servers, each with 1 thread and 1.00 MiB of KV cache" in routed.said
+    assert "2 servers, each with 1 thread and 1,021.5 KiB of KV cache" in routed.said
     assert routed.states() == {"a": "loaded"}, "before the first request"
     (shown,) = routed.call("/v1/models")[1]["data"]
     assert shown["status"]["num_servers"] == 2
@@ -292,7 +292,7 @@ def test_its_table_has_servers_and_what_became_of_them(
     show_fleet(f"http://127.0.0.1:{routed.port}")
     head, titles, *servers = capsys.readouterr().out.splitlines()
     found = table(routed)
-    assert head.startswith("a: 2 of 2 servers, each with 1 thread and 1.00 MiB of KV cache; ")
+    assert head.startswith("a: 2 of 2 servers, each with 1 thread and 1,021.5 KiB of KV cache; ")
     assert f"{found['resumed']} stream" in head
     assert titles.split() == [
         "server",
