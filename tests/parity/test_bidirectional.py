@@ -9,6 +9,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="parity tests need their own environment")
+
 from safetensors.torch import save_file
 
 from ridgeline import LLM
