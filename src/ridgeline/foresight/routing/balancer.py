@@ -26,7 +26,7 @@ _MAX_KEYS = 4096  # of one prompt: 2 MiB of it
 # What becomes a prompt, in the words of all dialects, as chat templates order it.
 _FIELDS = (
     *("tools", "system", "instructions", "messages", "input_prefix", "input", "prompt"),
-    *("query", "documents", "text_1", "text_2", "content", "suffix"),
+    *("text_input", "query", "documents", "text_1", "text_2", "content", "suffix"),
 )
 _ADDED = 3.0  # what a byte costs that is read for this prompt, against one that waits already
 _MORE_THAN_MEAN = 1.5  # times the mean number of requests, and one: beyond, a server comes last

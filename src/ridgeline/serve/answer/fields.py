@@ -1,6 +1,6 @@
 """What becomes of the fields that clients send and no body here has: one table for all APIs.
 
-The bodies read it (``http.request_model``), and docs/fields.md is made of both. Fields that are
+The bodies read it (``http.request_body``), and docs/fields.md is made of both. Fields that are
 honoured stand in the bodies themselves. What no row names is "lost": dropped by name, and refused
 under ``--strict``.
 """

@@ -93,6 +93,9 @@ class ResponseBuilder:
     def pass_through(self, row: AnswerRow) -> None:
         """Let the answers pass a row before they are shown."""
         self.stages, self._filter = row
+        if row.stages:  # at the end they are told what was shown
+            for answer in self.choices:
+                answer.kept = []
         if row.filter:
             for answer in self.choices:
                 answer.filter = row.filter.choice(answer.index // self.stream.params.num_answers)

@@ -95,9 +95,6 @@ class ReceiptRecorder:
         self._adapter = stream.adapter.digest  # the stream gives it back at its end
         self._requests: dict[int, Request] = {}  # by prompt
         self._seen = [_Seen(form) for _ in choices]
-        for choice in choices:
-            if choice.kept is None:
-                choice.kept = []
 
     def take(self, event: StreamEvent) -> tuple[StreamEvent]:
         """Take an event that the answers have not taken yet, and return it."""

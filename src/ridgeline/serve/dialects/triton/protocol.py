@@ -1,7 +1,7 @@
 """What clients may ask of /v2/models/{model}/generate and /infer: the fields that are honoured.
 
 A request is a completion of OpenAI's under another name for its prompt, and its parameters are that
-completion's fields. ``dialects.triton.request`` makes one of tensors.
+completion's fields. ``request_of`` in ``routes`` makes one of tensors.
 """
 
 from __future__ import annotations
