@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 
 from ridgeline.system.log_writer import LogWriter
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.serve.test_main import process
 from tests.waiting import PATIENCE_S
 
@@ -51,7 +52,7 @@ def test_a_reader_that_went_takes_its_lines_with_it(pipe: tuple[int, int]) -> No
     log.close()
 
 
-def test_a_server_whose_log_nobody_reads_goes_on(model: Path) -> None:
+def test_a_server_whose_log_nobody_reads_goes_on(model: Path) -> None:  # noqa: F811
     """A pipe holds 64 KiB; this is several times as much."""
     long = {"X-Request-Id": "r" * 128}
     with process(model) as (server, url):

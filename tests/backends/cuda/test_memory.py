@@ -40,5 +40,5 @@ def test_a_margin_is_kept_once() -> None:
     """Of the machine's memory a twentieth; a GPU's room is counted without what it keeps."""
     assert _left_bytes(1000, 100, None) == (900, 0)
     assert _left_bytes(None, 0, 1000) == (1000, 50)
-    assert ENGINES[OWN].utilization == pytest.approx(1 - 50 / 1000)
-    assert on_gpu(ENGINES[OWN], None).utilization == 1 - cuda.KEPT_SHARE
+    assert ENGINES[OWN].gpu_memory_utilization == pytest.approx(1 - 50 / 1000)
+    assert on_gpu(ENGINES[OWN], None).gpu_memory_utilization == 1 - cuda.KEPT_SHARE

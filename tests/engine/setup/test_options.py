@@ -405,7 +405,7 @@ def test_states_that_take_much_leave_room_for_less(monkeypatch: pytest.MonkeyPat
     assert (config.max_num_seqs, config.num_checkpoints) == (40, 0)
     assert config.speculative_config is None
     assert config.notes[0].startswith(
-        "no speculative decoding: memory for one more state, of 0.0 MiB"
+        "no speculative decoding: memory for one more state, of 4.22 KiB"
     )
     config = resolved(max_num_seqs=40, speculative_config="off")
     assert config.notes == ()

@@ -90,7 +90,7 @@ def flooded(served: Served, turns: FairThreadPool, key: str = "key1") -> Iterato
         await asyncio.gather(*(turns.run(lambda: go_on.wait(PATIENCE_S)) for _ in range(20)))
 
     flooding = asyncio.run_coroutine_threadsafe(flood(), served.loop)
-    most = turns._num_threads - 1
+    most = turns._max_workers - 1
     try:
         eventually(lambda: turns._num_running[key] == most)  # once the key has rested
         eventually(lambda: len(turns._waiting[key]) == 20 - most)
