@@ -99,10 +99,10 @@ def _take_away(routed: Routed, cloud: str, model: Path, key: Path, rng: random.R
         assert process.returncode == 0, words
         most = max(len(one.events) for one in streams) + _BEHIND
         eventually(lambda: all(len(one.events) > most for one in streams))
-    most = max(len(one.events) for one in streams)
+    lengths = [len(one.events) for one in streams]
     with ExitStack() as stack:
         again = [stack.enter_context(Reading(routed, seed)) for seed in seeds]
-        eventually(lambda: all(len(one.events) >= most for one in again))
+        eventually(lambda: all(len(one.events) >= n for one, n in zip(again, lengths, strict=True)))
     for one, whole in zip(streams, again, strict=True):
         assert one.events == whole.events[: len(one.events)]
     found = _counts(routed)
