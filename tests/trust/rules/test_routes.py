@@ -206,3 +206,24 @@ def test_metrics_count_matches_and_the_log_names_the_rule_alone(ruled: Served) -
     assert "rules=1/default" in line
     assert "example" not in line
     assert any(name.startswith("ridgeline:rule_hits_total") for name in ruled.metrics())
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/completion"])
+def test_a_rule_may_forbid_the_name_of_a_field(roomy: Path, tmp_path: Path, path: str) -> None:
+    """Fields are the dialect's words; what they say is the request's."""
+    words = ["tools", "temperature", "grammar"]
+    text = f'version = "1"\n[keys.default]\noutput = ["words"]\n[rules.words]\npatterns = {words}\n'
+    text += 'action = "redact"\n'
+    bodies = {
+        "/v1/responses": {"input": "x", "instructions": "no tools", "max_output_tokens": 3},
+        "/completion": {"prompt": "x", "n_predict": 3, "stop": ["no tools"]},
+    }
+    with serving(roomy, rules=rules_file(tmp_path / "rules.toml", text=text)) as served:
+        status, data = sent(served, path, bodies[path])
+    assert status == 200, data
+    found = json.loads(data)
+    settings = found.get("generation_settings", found)
+    assert "temperature" in settings
+    said = settings["stop"][0] if path == "/completion" else settings["instructions"]
+    assert said.startswith("no ")
+    assert said != "no tools"

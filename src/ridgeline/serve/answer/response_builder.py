@@ -208,6 +208,10 @@ class ResponseBuilder:
         """Return what an answer repeats of its request, as it may be shown."""
         return self._filter.shown(value) if self._filter else value
 
+    def shown_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields that an answer repeats of its request: their names are the dialect's."""
+        return {name: self.shown(value) for name, value in fields.items()}
+
     def may_show(self, prompt: int) -> bool:
         """Whether an answer may tell of all tokens of a prompt."""
         return self._filter is None or self._filter.may_show(prompt)

@@ -343,7 +343,7 @@ class LlamaCppWriter:
     def _settings(self) -> dict[str, Any]:
         """Return the sampling that was asked for, and the model's own recommendations with it."""
         asked = self._body.model_dump(exclude_none=True, exclude=_NO_SETTINGS)
-        asked = self._answers.shown(asked)
+        asked = self._answers.shown_fields(asked)
         return {**self._text.generation_defaults, **asked, "n_predict": self._body.n_predict}
 
     def _probabilities(self, logprobs: dict[str, Any]) -> list[dict[str, Any]]:

@@ -183,7 +183,7 @@ class ResponsesWriter:
         form = asked.text and asked.text.format
         why_cut = _INCOMPLETE.get(reason or "")
         status = "incomplete" if why_cut else "completed" if reason else "in_progress"
-        said = self._answers.shown(asked.model_dump(
+        said = self._answers.shown_fields(asked.model_dump(
             include={"instructions", "max_output_tokens", "metadata", "temperature", "tool_choice",
                      "tools", "top_p", "user", "top_logprobs"}
         ))  # fmt: skip
