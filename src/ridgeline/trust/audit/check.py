@@ -59,7 +59,7 @@ def logs_in(paths: Iterable[Path]) -> dict[Path, list[Path]]:
 
     Raises ValueError or OSError for a path where there is none.
     """
-    found: dict[Path, set[Path]] = {}
+    files_of_log: dict[Path, set[Path]] = {}
     for path in paths:
         if path.is_dir():
             folders = [path, *(one for one in path.rglob("*") if one.is_dir())]
@@ -67,13 +67,13 @@ def logs_in(paths: Iterable[Path]) -> dict[Path, list[Path]]:
             if not logs:
                 raise ValueError(f"{path} has no audit log")
             for folder in logs:
-                found.setdefault(folder, set()).update(files_of(folder))
+                files_of_log.setdefault(folder, set()).update(files_of(folder))
         elif number_of(path) is None:
             reason = "is not a file of an audit log" if path.exists() else "does not exist"
             raise ValueError(f"{path} {reason}: give files as they were written, or their folder")
         else:
-            found.setdefault(path.parent, set()).add(path)
-    return {folder: sorted(files) for folder, files in found.items()}
+            files_of_log.setdefault(path.parent, set()).add(path)
+    return {folder: sorted(files) for folder, files in files_of_log.items()}
 
 
 def check(
@@ -99,9 +99,9 @@ def compare(logs: Sequence[CheckedLog], searched: Sequence[Path]) -> None:
     places: dict[str, list[CheckedLog]] = {}
     for one in logs:
         places.setdefault(one.log, []).append(one)
-    for each in (found for log, found in places.items() if log and len(found) > 1):
-        for one in each:
-            others = ", ".join(str(other.folder) for other in each if other is not one)
+    for copies in (same for log, same in places.items() if log and len(same) > 1):
+        for one in copies:
+            others = ", ".join(str(other.folder) for other in copies if other is not one)
             one.faults.append(f"this is the log {one.log}, and so is {others}: one is a copy")
     for router in (one for one in logs if one.servers):
         beside = router.folder.parent
@@ -114,20 +114,20 @@ def _compare_named(
     router: CheckedLog,
     beside: Path,
     said: dict[str, Any],
-    found: Sequence[CheckedLog],
+    matches: Sequence[CheckedLog],
     *,
     are_all: bool,
 ) -> None:
     """Compare a log that a router has named with where it was found."""
     named = f"the log {said.get('server_log')} of the server {said.get('server')}"
     folder = said.get("folder")
-    if not found and (folder is None or not are_all):
+    if not matches and (folder is None or not are_all):
         where = "of another machine" if folder is None else f"in {beside / str(folder)}"
         router.notes.append(f"{named}, {where}, is not among these")
-    elif not found:
+    elif not matches:
         router.faults.append(f"{named} is not in {beside}: it was removed, or replaced by another")
-    elif folder is not None and all(one.folder.name != folder for one in found):
-        others = ", ".join(str(one.folder) for one in found)
+    elif folder is not None and all(one.folder.name != folder for one in matches):
+        others = ", ".join(str(one.folder) for one in matches)
         router.faults.append(f"{named} is in {others}, and was written in {folder}")
 
 
@@ -144,7 +144,7 @@ class _Checker:
         self._is_changed = False  # the line before, which was said
         self._has_wanted, self._is_running = head is None, False
         self._is_unnamed = False  # lines of an earlier version were there, which name no log
-        self._kept: Head | None = None  # where the log ended when the server last said so
+        self._head: Head | None = None  # where the log ended when the server last said so
 
     def check(self) -> CheckedLog:
         has_end = not self._all or self._files[-1:] == self._all[-1:]
@@ -239,8 +239,8 @@ class _Checker:
             self._check_order(where, self._before, fields)
         self._before, self._is_changed = place, is_changed
         self._has_wanted |= place.digest == self._wanted
-        kept = self._kept.place if self._kept else START
-        if kept.seq == place.seq and kept.digest != place.digest:
+        head = self._head.place if self._head else START
+        if head.seq == place.seq and head.digest != place.digest:
             self._fault(f"{where} is not the line that {HEAD_FILE} has")
         log.num_lines += 1
         log.num_requests += fields.get("event") == "request"
@@ -303,19 +303,19 @@ class _Checker:
 
     def _read_head(self) -> None:
         try:
-            self._kept = read_head(self._log.folder, self._key)
+            self._head = read_head(self._log.folder, self._key)
         except ValueError as error:
             if self._wanted is None:
                 self._fault(f"{error}; without it, lines may be missing at the end")
 
     def _check_end(self) -> None:
-        if self._kept is None:
+        if self._head is None:
             return
-        (kept, log), last = self._kept, self._before or START
-        if kept.seq > last.seq:
-            num = kept.seq - last.seq
+        (head, log), last = self._head, self._before or START
+        if head.seq > last.seq:
+            num = head.seq - last.seq
             lines = "line is" if num == 1 else "lines are"
-            self._fault(f"{num} {lines} missing at the end: {HEAD_FILE} has line {kept.seq}")
+            self._fault(f"{num} {lines} missing at the end: {HEAD_FILE} has line {head.seq}")
         if self._log.num_lines and log != self._log.log:
             self._fault(f"{HEAD_FILE} is of the log {log}, and the files of {self._log.log}")
         self._log.log = self._log.log or log

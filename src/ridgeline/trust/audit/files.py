@@ -184,8 +184,8 @@ class LogFiles:
         self._mark(said, now_s)
         self.sync()
         self._ended = self._ended[len(removed) :]
-        kept = {*_days_of(self._ended), day_of(now_s)}
-        days = [day for day in _days_of(removed) if day not in kept]
+        kept_days = {*_days_of(self._ended), day_of(now_s)}
+        days = [day for day in _days_of(removed) if day not in kept_days]
         keys = [self.folder / f"{day}{_KEY_SUFFIX}" for day in days]
         for file in (*keys, *(one.file for one in removed)):
             file.unlink(missing_ok=True)
@@ -329,15 +329,15 @@ def _id_in(data: bytes, key: bytes) -> str:
     return ""
 
 
-def _difference(expected: Head, found: Head) -> str:
+def _difference(expected: Head, actual: Head) -> str:
     """Return what is missing at the end of a log, if anything is, or that it is another one."""
-    if expected.log and found.log and expected.log != found.log:
-        return f"{HEAD_FILE} was of the log {expected.log}, its files of {found.log}"
-    num = expected.place.seq - found.place.seq
+    if expected.log and actual.log and expected.log != actual.log:
+        return f"{HEAD_FILE} was of the log {expected.log}, its files of {actual.log}"
+    num = expected.place.seq - actual.place.seq
     if num > 0:
         return f"{num} lines were missing at the end, up to line {expected.place.seq}"
-    if num == 0 and expected.place.digest != found.place.digest:
-        return f"line {found.place.seq} was not the one that the log had ended with"
+    if num == 0 and expected.place.digest != actual.place.digest:
+        return f"line {actual.place.seq} was not the one that the log had ended with"
     return ""
 
 

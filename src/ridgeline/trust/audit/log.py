@@ -74,9 +74,9 @@ class AuditLog:
 
     async def is_kept(self, fields: Fields, more: More = lambda _: {}, num_tokens: int = 0) -> bool:
         """Have a line written, wait until it is on the disk, and return whether it is."""
-        told: Future[bool] = Future()
-        self._put(_Waiting(fields, more, num_tokens, told))
-        return await asyncio.wrap_future(told)
+        is_kept: Future[bool] = Future()
+        self._put(_Waiting(fields, more, num_tokens, is_kept))
+        return await asyncio.wrap_future(is_kept)
 
     def head(self) -> dict[str, Any]:
         """Return where the log ends: with a copy elsewhere, a missing end is noticed."""

@@ -34,7 +34,7 @@ from ridgeline.trust.audit.log import AuditLog
 if TYPE_CHECKING:
     from ridgeline.trust.rules.policy_file import RequestPolicy
 
-_TOLD = (  # of a line of the log, which may have texts as well
+_FIELDS = (  # of a line of the log, which may have texts as well
     *("id", "key", "trace_id", "method", "path", "status", "rules", "hits", "prompt_tokens"),
     *("cached_tokens", "completion_tokens", "finish", "promise", "total_ms", "batch"),
 )
@@ -49,13 +49,13 @@ class AuditEntry:
     """What is to be known of one request.
 
     Attributes:
-        told: of how it is answered: the model, and what its answers hang on.
+        identity: of how it is answered: the model, and what its answers hang on.
         params: of the engine.
         body: what was asked, and ``answers`` what came of it, if their texts are kept.
         rules: those for the request, if there are any.
     """
 
-    told: dict[str, Any] | None = None
+    identity: dict[str, Any] | None = None
     params: SamplingParams | None = None
     body: BaseModel | None = None
     answers: Answers | None = None
@@ -68,8 +68,8 @@ class AuditEntry:
 
     def take(self, rules: RequestPolicy | None, request: PreparedRequest) -> None:
         """Take what a request asks for that was prepared, and the rules for it."""
-        self.rules, self.params, self.told = rules, request.params, {"model": request.model}
-        self.told |= {"fingerprint": request.fingerprint} if request.fingerprint else {}
+        self.rules, self.params, self.identity = rules, request.params, {"model": request.model}
+        self.identity |= {"fingerprint": request.fingerprint} if request.fingerprint else {}
         if self.keeps == "none":
             return
         self.body, self.answers = request.body, request.answers
@@ -78,9 +78,9 @@ class AuditEntry:
 
     def fields(self, line: Mapping[str, Any], code: str | None) -> dict[str, Any]:
         """Return the fields of the line, from those of the log's; ``code`` is of an error."""
-        found = {name: line[name] for name in _TOLD if line.get(name) is not None}
-        found |= {"code": code} if code else {}
-        return {"event": "request", **found, **(self.told or {})}
+        fields = {name: line[name] for name in _FIELDS if line.get(name) is not None}
+        fields |= {"code": code} if code else {}
+        return {"event": "request", **fields, **(self.identity or {})}
 
     def more(self, line: Mapping[str, Any], keyed_hash: Callable[[str], str]) -> dict[str, Any]:
         """Return further fields: a digest of the parameters, and what is kept of texts."""
@@ -92,12 +92,12 @@ class AuditEntry:
             return {}
         texts: dict[str, Any] = {"error": line["error"]} if line.get("error") else {}
         if self.body is not None:
-            asked = self.body.model_dump(include=_CONTENT | _FROM_CLIENTS, exclude_none=True)
-            texts["asked"] = self.rules.as_read(asked) if self.rules else asked
+            request = self.body.model_dump(include=_CONTENT | _FROM_CLIENTS, exclude_none=True)
+            texts["asked"] = self.rules.as_read(request) if self.rules else request
         if self.answers is not None:
             name = partial(self.answers.new_id, "call_")
-            kept = [(one.kept, one.index) for one in self.answers.choices if one.kept]
-            texts["answers"] = [message_of(pieces, partial(name, index)) for pieces, index in kept]
+            pairs = [(one.kept, one.index) for one in self.answers.choices if one.kept]
+            texts["answers"] = [message_of(pieces, partial(name, index)) for pieces, index in pairs]
         if self.keeps == "hash":
             texts = {name: _hashed(value, keyed_hash) for name, value in texts.items()}
         return texts
@@ -164,10 +164,10 @@ class AuditObserver:
         entry: AuditEntry = state["audit"]
         fields, more = entry.fields(line, state.get("code")), partial(entry.more, line)
         num_tokens = line.get("prompt_tokens", 0) + line.get("completion_tokens", 0)
-        held = fields, more, num_tokens if entry.body else 0
+        submission = fields, more, num_tokens if entry.body else 0
         if not self.log.is_strict:
-            self.log.submit(*held)
-        elif not await self.log.is_kept(*held):
+            self.log.submit(*submission)
+        elif not await self.log.is_kept(*submission):
             return self.unkept()
         return None
 
@@ -205,24 +205,24 @@ class Audited:
         state = scope["state"]
         self._observer.begin(state)
         state["closed"] = self._closed()
-        held: list[Message] = []
+        pending: list[Message] = []
 
         async def hold(message: Message) -> None:
             """Send a message, but for the end of an answer."""
-            held.append(message)
+            pending.append(message)
             if message.get("more_body", False):
-                await _send_all(held, send)
+                await _send_all(pending, send)
 
         await self._edge(scope, receive, hold if self._log.is_strict else send)
         line = state["line"]
         if line.get("passed_on") or (line["path"] in OPEN_PATHS and line["status"] < 400):
-            await _send_all(held, send)  # it has a line elsewhere, or needs none
+            await _send_all(pending, send)  # it has a line elsewhere, or needs none
             return
         error = await self._observer.finished(state, line)
         if error is None or line["status"] >= 400:
-            await _send_all(held, send)
+            await _send_all(pending, send)
         else:
-            await _refuse(error, held, scope, receive, send)
+            await _refuse(error, pending, scope, receive, send)
 
     def _closed(self) -> ApiError | None:
         """Return why no request is taken now, if so."""
@@ -238,19 +238,19 @@ class Audited:
 
 
 async def _refuse(
-    error: ApiError, held: list[Message], scope: Scope, receive: Receive, send: Send
+    error: ApiError, pending: list[Message], scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Refuse what has no line; an answer that has begun is cut."""
     state = scope["state"]
-    if held and held[0]["type"] == "http.response.start":
+    if pending and pending[0]["type"] == "http.response.start":
         await refuse(send, error, state)
-    elif held:
+    elif pending:
         state["cut"]()
         await client_left(receive)  # uvicorn takes it for a bug otherwise
 
 
-async def _send_all(held: list[Message], send: Send) -> None:
-    messages = held[:]
-    held.clear()
+async def _send_all(pending: list[Message], send: Send) -> None:
+    messages = pending[:]
+    pending.clear()
     for message in messages:
         await send(message)
