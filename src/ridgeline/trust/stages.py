@@ -110,14 +110,14 @@ class ServerStages:
         """Return the rules for the present request, if there are any."""
         return self._policies.here() if self._policies else None
 
-    def _check_rules(self, found: RulesFile) -> None:
+    def _check_rules(self, rules: RulesFile) -> None:
         """Raise ValueError for rules that this server cannot hold."""
         file = self._options.rules
-        if self._server.is_traced and not found.allows_trace:
+        if self._server.is_traced and not rules.allows_trace:
             message = "--trace writes answers as no rule has seen them: without it, or with "
             raise ValueError(f"{message}trace = true at the top of {file}")
-        if found.audited and not self.observer:
-            raise ValueError(f"{file}: audit in [keys.{found.audited}] needs --audit DIR")
+        if rules.audited and not self.observer:
+            raise ValueError(f"{file}: audit in [keys.{rules.audited}] needs --audit DIR")
 
     # --- guards --------------------------------------------------------------------------------
 
@@ -154,9 +154,9 @@ class ServerStages:
         root = server.cache_root(state.tenant)
         caller = StreamCaller(state.tenant, state.request_id, root, state.is_background)
         read = partial(conversations_of, body, prompts, server.text.tokenizer.decode, rules)
-        found = await server.work.prompts.run(read)
+        conversations = await server.work.prompts.run(read)
         goes_on = bool(getattr(body, "continue_final_message", None))
-        checks = Checks(rules, self._guards, caller, found, goes_on=goes_on)
+        checks = Checks(rules, self._guards, caller, conversations, goes_on=goes_on)
         await checks.check_read(param)
         return checks.screen if rules.key.output_judges else None
 

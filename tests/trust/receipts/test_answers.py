@@ -256,7 +256,7 @@ def test_a_change_of_an_answer_is_found(
         before = deepcopy(values)
         shown = read(data).shown
         assert shown is not None
-        what = KINDS[kind](values, all_places(values, shown.told, is_streamed), rng)
+        what = KINDS[kind](values, all_places(values, shown.claims, is_streamed), rng)
         if what is None or values == before:
             continue
         counts[kind] += 1

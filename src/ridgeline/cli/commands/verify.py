@@ -152,8 +152,8 @@ def _file(signed: Signed) -> list[str]:
     wrong = list(wrong_in_file(signed.receipt, signed.subject, signed.shown))
     if not wrong:
         print(f"  its texts are the receipt's: {', '.join(name for name, _ in signed.subject)}")
-    if told := list(dict.fromkeys(one.rpartition(".")[2] for one in signed.shown.told)):
-        print(f"  not compared, as only the server says it: {', '.join(told)}")
+    if names := list(dict.fromkeys(one.rpartition(".")[2] for one in signed.shown.claims)):
+        print(f"  not compared, as only the server says it: {', '.join(names)}")
     return wrong
 
 

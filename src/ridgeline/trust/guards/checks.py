@@ -29,10 +29,9 @@ class _Growing:
 
     def __init__(self) -> None:
         self.text = ""
-        self.held: list[StreamEvent] = []
-        self.num_tokens = 0  # of what is held
+        self.pending: list[StreamEvent] = []
+        self.num_tokens = 0  # of these
         self.is_over = False
-        self.noted: set[str] = set()
 
 
 class Checks:
@@ -65,8 +64,8 @@ class Checks:
     async def check_read(self, param: str) -> None:
         """Raise ApiError if a guard forbids a prompt, or cannot judge it."""
         judges = self.rules.key.input_judges
-        asked = (self._hits(one, judges, "input") for one in self._conversations)
-        for hits in await asyncio.gather(*asked):
+        checks = (self._hits(one, judges, "input") for one in self._conversations)
+        for hits in await asyncio.gather(*checks):
             for rule in hits:
                 self.rules.tell(rule, "input")
                 if rule.action == "block":
@@ -83,7 +82,7 @@ class Checks:
                 answer = self._answers.setdefault(key, _Growing())
                 if not answer.is_over:
                     touched[key] = answer
-                    answer.held.append((index, payload))
+                    answer.pending.append((index, payload))
                     answer.text += payload.text
                     answer.num_tokens += payload.token is not None
                     answer.is_over = payload.finish_reason is not None
@@ -96,8 +95,8 @@ class Checks:
         ]
         judged = await asyncio.gather(*(self._judged(index, one) for (index, _), one in due))
         for (key, answer), rule in zip(due, judged, strict=True):
-            first += answer.held if rule is None else [(key[0], Refusal(key[1], rule.says))]
-            answer.held, answer.num_tokens = [], 0
+            first += answer.pending if rule is None else [(key[0], Refusal(key[1], rule.says))]
+            answer.pending, answer.num_tokens = [], 0
         return first + last
 
     async def _judged(self, index: int, answer: _Growing) -> JudgeRule | None:
@@ -127,11 +126,11 @@ class Checks:
         models = list(dict.fromkeys(one.model for one in judges))
         by_model = [[one for one in judges if one.model == model] for model in models]
         try:
-            asked = (
+            calls = (
                 self._guards.judge(some[0].model).scores(conversation, some, self._caller)
                 for some in by_model
             )
-            found = await asyncio.gather(*asked)
+            results = await asyncio.gather(*calls)
         except Exception as error:
             self.rules.count_error(where)
             _log.warning("a rule of --rules failed: %s", error)
@@ -139,12 +138,12 @@ class Checks:
                 return []
             if where == "output":
                 raise StreamError(FAILED, 503) from None
-            is_asked = isinstance(error, GuardFailed) and error.status == 400
-            message = str(error) if is_asked else FAILED
-            raise ApiError(400 if is_asked else 503, message, code="rules_failed") from None
+            is_client_error = isinstance(error, GuardFailed) and error.status == 400
+            message = str(error) if is_client_error else FAILED
+            raise ApiError(400 if is_client_error else 503, message, code="rules_failed") from None
         scores = {
             one.name: score
-            for some, values in zip(by_model, found, strict=True)
+            for some, values in zip(by_model, results, strict=True)
             for one, score in zip(some, values, strict=True)
         }
         return [one for one in judges if scores[one.name] >= one.at]

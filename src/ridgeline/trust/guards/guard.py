@@ -127,13 +127,13 @@ class Guard:
 
         Raises ValueError for a category that the guard does not know.
         """
-        known = list(self.categories)
-        short = {one.split()[0]: one for one in known if re.match(r"S\d+ ", one)}
+        categories = list(self.categories)
+        short = {one.split()[0]: one for one in categories if re.match(r"S\d+ ", one)}
         for name in names:
-            if name not in (*known, *short):
-                has = ", ".join(known)
+            if name not in (*categories, *short):
+                has = ", ".join(categories)
                 raise ValueError(f"{self.name} has no category {name!r:.80}; it has {has}")
-        return [short.get(name, name) for name in names] or known
+        return [short.get(name, name) for name in names] or categories
 
     def score(self, verdict: Verdict, categories: Iterable[str]) -> float:
         """Return how likely a text is unsafe, in these categories alone; none means all."""
@@ -171,12 +171,12 @@ class Guard:
             raise GuardFailed(f"the guard {self.name} failed: {error}", status) from error
 
     async def _judge_each(self, messages: Messages, caller: StreamCaller) -> Verdict:
-        asked = self._family.categories
-        found = await asyncio.gather(
-            *(self._unsafe(messages, one.variables, caller) for one in asked.values())
+        categories = self._family.categories
+        results = await asyncio.gather(
+            *(self._unsafe(messages, one.variables, caller) for one in categories.values())
         )
-        scores = {name: score for name, (score, _, _) in zip(asked, found, strict=True)}
-        mass, num_tokens = min(one[1] for one in found), sum(len(one[2]) for one in found)
+        scores = {name: score for name, (score, _, _) in zip(categories, results, strict=True)}
+        mass, num_tokens = min(one[1] for one in results), sum(len(one[2]) for one in results)
         return Verdict(max(scores.values()), scores, mass, num_tokens)
 
     async def _judge_lines(self, messages: Messages, caller: StreamCaller) -> Verdict:
@@ -188,22 +188,22 @@ class Guard:
         for name, category in family.categories.items():
             text += category.written
             question = self._question(text, (*family.safe, *family.unsafe))
-            found = await self._asked(tuple(prompt), question, caller)
-            total = log_sum(list(found.values()))
-            unsafe = [found[one.token] for one in question.words if one.word in family.unsafe]
+            logprobs = await self._logprobs(tuple(prompt), question, caller)
+            total = log_sum(list(logprobs.values()))
+            unsafe = [logprobs[one.token] for one in question.words if one.word in family.unsafe]
             scores[name], mass = math.exp(log_sum(unsafe) - total), min(mass, math.exp(total))
             if name == last:
                 break
-            text += max(question.words, key=lambda one: found[one.token]).word + "\n"
+            text += max(question.words, key=lambda one: logprobs[one.token]).word + "\n"
         return Verdict(scores[last], scores, mass, len(prompt))
 
     async def _judge_once(self, messages: Messages, caller: StreamCaller) -> Verdict:
         score, mass, prompt = await self._unsafe(messages, {}, caller)
         assert self._category is not None
-        found = await self._asked(prompt, self._category, caller)
+        logprobs = await self._logprobs(prompt, self._category, caller)
         tokens = [one.token for one in self._category.words]
-        total = log_sum(list(found.values()))
-        shares = (math.exp(found[token] - total) for token in tokens)
+        total = log_sum(list(logprobs.values()))
+        shares = (math.exp(logprobs[token] - total) for token in tokens)
         scores = {
             name: score * share for name, share in zip(self._family.categories, shares, strict=True)
         }
@@ -215,9 +215,9 @@ class Guard:
         """Return how likely a verdict is unsafe, and a verdict at all; and the rendered prompt."""
         render = partial(self._text.chat_template.render_ids, messages, **variables)
         prompt = self._opened(await self._pool.run(render))
-        found = await self._asked(prompt, self._verdict, caller)
-        total = log_sum(list(found.values()))
-        unsafe = log_sum([value for token, value in found.items() if self._is_unsafe[token]])
+        logprobs = await self._logprobs(prompt, self._verdict, caller)
+        total = log_sum(list(logprobs.values()))
+        unsafe = log_sum([value for token, value in logprobs.items() if self._is_unsafe[token]])
         return math.exp(unsafe - total), math.exp(total), prompt
 
     def _opened(self, prompt: Sequence[int]) -> Ids:
@@ -227,7 +227,7 @@ class Guard:
             end -= 1
         return tuple(prompt[:end])
 
-    async def _asked(
+    async def _logprobs(
         self, prompt: Ids, question: _Question, caller: StreamCaller
     ) -> dict[int, float]:
         tokens = [one.token for one in question.words]

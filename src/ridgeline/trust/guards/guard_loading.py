@@ -104,18 +104,18 @@ class TopicEncoder:
             caller,
             StreamReader(is_growing=False),
         )
-        found: dict[int, Vector] = {}
+        vectors: dict[int, Vector] = {}
         self._engine.submit(stream)
         try:
             while batch := await stream.events():
                 for index, event in batch:
                     if isinstance(event, Event) and event.vector is not None:
-                        found[index] = event.vector
+                        vectors[index] = event.vector
         finally:
             self._engine.abandon(stream, ClientGone())
-        if len(found) < len(prompts):
+        if len(vectors) < len(prompts):
             raise StreamError("the model made no vector")
-        return [found[index] for index in range(len(prompts))]
+        return [vectors[index] for index in range(len(prompts))]
 
 
 Judge = Guard | TopicEncoder
@@ -142,9 +142,9 @@ def known_judge(
         text.use_chat_template(_WILDGUARD)
     judge = judge_of(name, text, engine, pool)
     if judge is None:
-        known = ", ".join(family.name for family in FAMILIES)
+        names = ", ".join(family.name for family in FAMILIES)
         raise ValueError(
             f"--guard {name} is neither an encoder nor a known guard model, by its chat template: "
-            f"use one of {known}"
+            f"use one of {names}"
         )
     return judge

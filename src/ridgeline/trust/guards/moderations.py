@@ -134,9 +134,9 @@ async def _judged(
         state.is_background,
         partial(server.note_end, state.tenant, parent, "moderations", guard.name),
     )
-    asked = (guard.judge([{"role": "user", "content": text}], caller) for text in texts)
+    calls = (guard.judge([{"role": "user", "content": text}], caller) for text in texts)
     try:
-        verdicts = await asyncio.gather(*asked)
+        verdicts = await asyncio.gather(*calls)
     except GuardFailed as error:
         raise ApiError(error.status, str(error), param="input", code=error.code) from None
     num_tokens = sum(verdict.num_tokens for verdict in verdicts)

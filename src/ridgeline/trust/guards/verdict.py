@@ -62,11 +62,11 @@ async def logprobs_of(
 
     Raises StreamError if the engine cannot compute them.
     """
-    found: dict[int, float] = {}
+    logprobs: dict[int, float] = {}
     most, distinct = engine.settings.max_num_seqs, tuple(dict.fromkeys(tokens))
     for first in range(0, len(distinct), most):
-        found |= await _ranked(engine, text, prompt, distinct[first : first + most], caller)
-    return found
+        logprobs |= await _ranked(engine, text, prompt, distinct[first : first + most], caller)
+    return logprobs
 
 
 async def _ranked(
@@ -81,7 +81,7 @@ async def _ranked(
         StreamReader(is_growing=False),
         AnswerBounds(partial(_OneOf, tokens, text.vocab_size)),
     )
-    found: dict[int, float] = {}
+    logprobs: dict[int, float] = {}
     engine.submit(stream)
     try:
         while batch := await stream.events():
@@ -90,12 +90,12 @@ async def _ranked(
                     if event.finish_reason is FinishReason.ERROR:
                         raise StreamError(event.error or "the model failed")
                     if event.logprobs is not None:
-                        found[event.logprobs.token] = event.logprobs.logprob
+                        logprobs[event.logprobs.token] = event.logprobs.logprob
     finally:
         engine.abandon(stream, ClientGone())
-    if found.keys() != set(tokens) or not all(map(math.isfinite, found.values())):
+    if logprobs.keys() != set(tokens) or not all(map(math.isfinite, logprobs.values())):
         raise StreamError("the model gave no probabilities")
-    return found
+    return logprobs
 
 
 def log_sum(values: Sequence[float]) -> float:

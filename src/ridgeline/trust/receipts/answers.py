@@ -70,7 +70,7 @@ class ShownAnswer:
         is_stream: whether they came piece by piece.
         is_ordered: whether texts, thoughts and calls stand in an order there.
         judged: places and values of what a receipt says too, by what that is.
-        told: places of what only the server says.
+        claims: places of what only the server says.
         odd: places of what no receipt is about.
     """
 
@@ -79,7 +79,7 @@ class ShownAnswer:
     is_stream: bool = False
     is_ordered: bool = True
     judged: list[tuple[str, str, Any]] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    claims: list[str] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
 
     def choice(self, index: object) -> ShownChoice:
@@ -134,9 +134,9 @@ class Fields:
             self._shown.odd.append(self.place(name))
         self.same(name, value)
 
-    def told(self, *names: str) -> None:
+    def claims(self, *names: str) -> None:
         """Take what only the server says."""
-        self._shown.told += [self.place(one) for one in names if self.get(one) is not None]
+        self._shown.claims += [self.place(one) for one in names if self.get(one) is not None]
 
     def judged(self, **names: str) -> None:
         """Take what a receipt says too; ``names`` say what that is, by the fields."""
@@ -173,10 +173,10 @@ STYLES = (
 
 def places_of(style: str, answers: Mapping[int, Sequence[ShownRun]]) -> dict[str, str]:
     """Return the texts of answers by their places in the object of an API."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for index, runs in answers.items():
-        found |= _places(style, index, runs)
-    return found
+        texts |= _places(style, index, runs)
+    return texts
 
 
 def _places(style: str, index: int, runs: Sequence[ShownRun]) -> dict[str, str]:
@@ -231,23 +231,23 @@ def read_completion(shown: ShownAnswer, whole: Fields) -> None:
     whole.judged(id="id", model="model", system_fingerprint="fingerprint")
     kinds = ("chat.completion", "chat.completion.chunk", "text_completion")
     whole.same("object", *kinds)
-    whole.told("created", "metrics", "timings", "__verbose", "prompt_progress", "prompt_logprobs")
+    whole.claims("created", "metrics", "timings", "__verbose", "prompt_progress", "prompt_logprobs")
     whole.judged(prompt_token_ids="prompt ids")
     choices = list(whole.each("choices"))
     for one in choices:
         _openai_choice(shown, one)
     usage = whole.one("usage")
     if choices and shown.is_stream:
-        usage.told("prompt_tokens", "completion_tokens", "total_tokens")
+        usage.claims("prompt_tokens", "completion_tokens", "total_tokens")
     usage.judged(prompt_tokens="prompt", completion_tokens="completion", total_tokens="total")
-    usage.told("prompt_tokens_details", "completion_tokens_details")
+    usage.claims("prompt_tokens_details", "completion_tokens_details")
     usage.end()
     whole.end()
 
 
 def _openai_choice(shown: ShownAnswer, one: Fields) -> None:
     choice = shown.choice(one.get("index"))
-    one.told("logprobs", "prompt_logprobs")
+    one.claims("logprobs", "prompt_logprobs")
     one.judged(prompt_token_ids="prompt ids")
     ids = one.get("token_ids")
     choice.ids = [*(choice.ids or ()), *ids] if isinstance(ids, list) else choice.ids
@@ -271,7 +271,7 @@ def _read_message(shown: ShownAnswer, choice: ShownChoice, one: Fields) -> None:
         function = call.one("function")
         at, call_name = call.get("index"), function.get("name")
         call.same("type", "function")
-        call.told("id")
+        call.claims("id")
         num = sum(run.kind == "call" for run in choice.runs)
         if isinstance(call_name, str):
             choice.call(call_name, function.text("arguments"))
@@ -289,7 +289,7 @@ def _read_message(shown: ShownAnswer, choice: ShownChoice, one: Fields) -> None:
 def read_ollama(shown: ShownAnswer, said: Fields) -> None:
     """Read an answer of Ollama's, or a line of a streamed one."""
     choice = shown.choice(0)
-    said.told("model", "created_at", "logprobs", *_DURATIONS)
+    said.claims("model", "created_at", "logprobs", *_DURATIONS)
     said.judged(prompt_eval_count="prompt", eval_count="completion")
     reason = said.get("done_reason")
     said.same("done", reason is not None)
@@ -300,7 +300,7 @@ def read_ollama(shown: ShownAnswer, said: Fields) -> None:
     choice.grow("reasoning", message.text("thinking"))
     choice.grow("content", message.text("content" if message is not said else "response"))
     for call in message.each("tool_calls"):
-        call.told("id")
+        call.claims("id")
         function = call.one("function")
         choice.call(function.text("name"), json.dumps(function.get("arguments")))
         function.end()
@@ -316,11 +316,11 @@ def read_llamacpp(shown: ShownAnswer, said: Fields, index: int = 0) -> None:
     at = said.get("index")
     choice = shown.choice(at if isinstance(at, int) else index)
     choice.grow("content", said.text("content"))
-    said.told("id_slot", "completion_probabilities", "timings", "model", "generation_settings")
-    said.told("prompt", "has_new_line", "truncated", "prompt_progress", "tokens_cached")
-    said.told(*[name for name in said.names() if "/" in name])  # as response_fields name them
+    said.claims("id_slot", "completion_probabilities", "timings", "model", "generation_settings")
+    said.claims("prompt", "has_new_line", "truncated", "prompt_progress", "tokens_cached")
+    said.claims(*[name for name in said.names() if "/" in name])  # as response_fields name them
     if shown.is_stream and "stop_type" not in said:
-        said.told("tokens_predicted", "tokens_evaluated")
+        said.claims("tokens_predicted", "tokens_evaluated")
     predicted, evaluated = said.get("tokens_predicted"), said.get("tokens_evaluated")
     choice.num_tokens = choice.num_tokens if predicted is None else predicted
     choice.num_prompt = choice.num_prompt if evaluated is None else evaluated
@@ -352,7 +352,7 @@ def read_response(shown: ShownAnswer, whole: Fields) -> ShownChoice:
         whole.same(name, value)
     for name in ("error", "previous_response_id"):
         whole.same(name, None)
-    whole.told("created_at", *_OF_REQUEST)
+    whole.claims("created_at", *_OF_REQUEST)
     status, details = whole.get("status"), whole.one("incomplete_details")
     reason = details.get("reason")
     details.end()
@@ -366,7 +366,7 @@ def read_response(shown: ShownAnswer, whole: Fields) -> ShownChoice:
         choice.runs.append(_response_item(item))
     usage = whole.one("usage")
     usage.judged(input_tokens="prompt", output_tokens="completion", total_tokens="total")
-    usage.told("input_tokens_details", "output_tokens_details")
+    usage.claims("input_tokens_details", "output_tokens_details")
     usage.end()
     whole.end()
     return choice
@@ -374,9 +374,9 @@ def read_response(shown: ShownAnswer, whole: Fields) -> ShownChoice:
 
 def _response_item(item: Fields) -> ShownRun:
     kind = item.get("type")
-    item.told("id", "status")
+    item.claims("id", "status")
     if kind == "function_call":
-        item.told("call_id")
+        item.claims("call_id")
         run = ShownRun("call", item.text("name"), item.text("arguments"))
     else:
         parts = [_response_part(part) for part in item.each("content")]
@@ -394,7 +394,7 @@ def _response_part(part: Fields) -> tuple[str, str]:
     names = {"output_text": "content", "reasoning_text": "reasoning"}
     kind = names.get(str(part.get("type")), "unknown")
     part.same("annotations", [])
-    part.told("logprobs")
+    part.claims("logprobs")
     text = part.text("text")
     part.end()
     return kind, text
@@ -407,10 +407,10 @@ def read_response_events(shown: ShownAnswer, events: Sequence[Any]) -> None:
     for i, value in enumerate(events):
         event = Fields(shown, value, f"event {i}")
         kind = str(event.get("type")).removeprefix("response.")
-        event.told("item_id", "timings", "prompt_progress", "logprobs")
+        event.claims("item_id", "timings", "prompt_progress", "logprobs")
         event.must("sequence_number", i)
         event.same("content_index", 0)
-        event.told("output_index")
+        event.claims("output_index")
         if kind in ("created", "in_progress", "completed", "incomplete"):
             last = read_response(shown, event.one("response"))
             if last.runs and kind in ("created", "in_progress"):  # nothing is known yet
@@ -485,7 +485,7 @@ def _anthropic_usage(said: Fields) -> None:
     usage = said.one("usage")
     if usage:
         usage.same("cache_creation_input_tokens", 0)
-        usage.told("input_tokens", "cache_read_input_tokens")
+        usage.claims("input_tokens", "cache_read_input_tokens")
         usage.judged(output_tokens="completion")
     usage.end()
 
@@ -493,7 +493,7 @@ def _anthropic_usage(said: Fields) -> None:
 def _block(block: Fields) -> ShownRun:
     kind = block.get("type")
     if kind == "tool_use":
-        block.told("id")
+        block.claims("id")
         run = ShownRun("call", block.text("name"), json.dumps(block.get("input")))
     elif kind == "thinking":
         block.same("signature", "")
@@ -554,7 +554,7 @@ def _anthropic_start(shown: ShownAnswer, message: Fields) -> None:
     message.same("content", [])
     message.same("stop_reason", None)
     message.same("stop_sequence", None)
-    message.told("usage")
+    message.claims("usage")
     message.end()
 
 
@@ -686,12 +686,12 @@ def _loaded(data: bytes) -> Any:
     """Return the value of JSON that can be read. Raises ValueError for a field that is twice."""
 
     def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        value = dict(pairs)
+        if len(value) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"the field {twice:.80} is there twice")
-        return found
+        return value
 
     try:
         return json.loads(data, object_pairs_hook=fields)

@@ -150,14 +150,14 @@ def wrong_in_texts(receipt: Receipt, shown: ShownAnswer, computed: Answers) -> I
         numbers = [key for key in left if key[0] == prompt]
         if receipt.params.num_answers == n:
             numbers = [key for key in numbers if key[1] == index % n]
-        found = {
+        differences = {
             key: list(_differences(receipt, shown, index, choice, key, left)) for key in numbers
         }
-        same = [key for key, wrong in found.items() if not wrong]
+        same = [key for key, wrong in differences.items() if not wrong]
         if same:
             del left[same[0]]
-        elif found:
-            yield from found[numbers[0]]
+        elif differences:
+            yield from differences[numbers[0]]
         else:
             yield f"answer {index} is not in the receipt"
 
@@ -173,7 +173,7 @@ def _differences(
     one, said = computed[key], receipt.prompts[key[0]].answers[key[1]]
     thinks = any(run.kind == "reasoning" for run in choice.runs)
     runs = runs_of(one.pieces, thinks=thinks)
-    has, wanted = (places_of(shown.style, {index: found}) for found in (choice.runs, runs))
+    has, wanted = (places_of(shown.style, {index: side}) for side in (choice.runs, runs))
     for place in {**has, **wanted}:
         if place not in wanted and not (len(has) == 1 and not has[place]):
             yield f"{place} is not in the receipt: its tokens say no such thing"
@@ -211,9 +211,9 @@ def _ends(
     if choice.tells_stop and choice.stop != stop:
         yield f"answer {index} was stopped by {stop!r}, and not by {choice.stop!r:.60}"
     num_prompt = receipt.prompts[index // receipt.params.n].tokens.num
-    for told, num in ((choice.num_tokens, said.tokens.num), (choice.num_prompt, num_prompt)):
-        if told is not None and told != num:
-            yield f"answer {index} counts {told!r:.20} tokens, and the receipt {num}"
+    for count, num in ((choice.num_tokens, said.tokens.num), (choice.num_prompt, num_prompt)):
+        if count is not None and count != num:
+            yield f"answer {index} counts {count!r:.20} tokens, and the receipt {num}"
     if choice.ids is not None and not said.tokens.are(choice.ids):
         yield f"answer {index} has other token ids than the receipt"
 
@@ -225,10 +225,10 @@ def _normal(shown: ShownAnswer, runs: Sequence[ShownRun]) -> list[ShownRun]:
             run._replace(arguments=as_object(run.arguments)) if run.kind == "call" else run
             for run in runs
         ]
-    found = [run for run in runs if run.text or run.kind == "call" or len(runs) > 1]
+    normal = [run for run in runs if run.text or run.kind == "call" or len(runs) > 1]
     if shown.is_ordered:
-        return found
+        return normal
     texts = ShownChoice()
     for kind in ("reasoning", "content", "refusal"):
-        texts.grow(kind, "".join(run.text for run in found if run.kind == kind))
-    return [*texts.runs, *(run for run in found if run.kind == "call")]
+        texts.grow(kind, "".join(run.text for run in normal if run.kind == kind))
+    return [*texts.runs, *(run for run in normal if run.kind == "call")]

@@ -42,10 +42,10 @@ def read(data: bytes) -> Signed:
     """Return what a file says. Raises ValueError, which names the place, if it is no receipt."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, and a receipt has {MOST_BYTES:,} at most")
-    found = list(_receipts(data))
-    if len(found) > 1:
-        raise ValueError(f"there are {len(found)} receipts in it: save one of the answers alone")
-    envelope = _read(Envelope, found[0] if found else data)
+    receipts = list(_receipts(data))
+    if len(receipts) > 1:
+        raise ValueError(f"there are {len(receipts)} receipts in it: save one of the answers alone")
+    envelope = _read(Envelope, receipts[0] if receipts else data)
     payload = base64.b64decode(envelope.payload)
     statement = _read(Statement, payload)
     objects_in(payload)  # no field of it is there twice

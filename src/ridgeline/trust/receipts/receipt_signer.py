@@ -94,7 +94,7 @@ class ReceiptRecorder:
         self._form, self._rules = form, rules
         self._adapter = stream.adapter.digest  # the stream gives it back at its end
         self._requests: dict[int, Request] = {}  # by prompt
-        self._seen = [_Seen(form) for _ in choices]
+        self._results = [_AnswerResult(form) for _ in choices]
 
     def take(self, event: StreamEvent) -> tuple[StreamEvent]:
         """Take an event that the answers have not taken yet, and return it."""
@@ -104,7 +104,7 @@ class ReceiptRecorder:
         elif isinstance(payload, Event):
             index = prompt * self._stream.params.num_answers + payload.seq_id[1]
             if self._choices[index].finish_reason != FILTERED:
-                self._seen[index].take(payload)
+                self._results[index].take(payload)
         return (event,)
 
     def end(self, texts: Mapping[str, str]) -> StageFields:
@@ -132,19 +132,20 @@ class ReceiptRecorder:
         return StatedPrompt(tokens=tokens, seed=seed % (1 << 64), answers=answers)
 
     def _answer(self, index: int) -> StatedAnswer:
-        seen, choice = self._seen[index], self._choices[index]
+        result, choice = self._results[index], self._choices[index]
         is_cut = choice.finish_reason == FILTERED
         is_ruled = self._rules is not None
+        logprobs = [] if is_ruled else result.logprobs
         return StatedAnswer(
-            tokens=tokens_of(seen.tokens, are_told=not is_ruled),
-            finish=FILTERED if is_cut else seen.finish,
-            stop=None if is_cut or is_ruled else seen.stop,
-            logprobs=digest_of_logprobs(seen.logprobs) if seen.logprobs and not is_ruled else None,
-            parts={} if is_ruled else parts_of(seen.pieces),
+            tokens=tokens_of(result.tokens, are_told=not is_ruled),
+            finish=FILTERED if is_cut else result.finish,
+            stop=None if is_cut or is_ruled else result.stop,
+            logprobs=digest_of_logprobs(logprobs) if logprobs else None,
+            parts={} if is_ruled else parts_of(result.pieces),
         )
 
 
-class _Seen:
+class _AnswerResult:
     """The result of one answer."""
 
     def __init__(self, form: MessageForm | None) -> None:

@@ -56,8 +56,8 @@ class Signer:
 
     def sign(self, payload: bytes) -> dict[str, str]:
         """Return a signature of a statement, as an envelope has it."""
-        made = self._key.sign(_signed(payload))
-        return {"keyid": self.public.name, "sig": base64.b64encode(made).decode()}
+        signature = self._key.sign(_signed(payload))
+        return {"keyid": self.public.name, "sig": base64.b64encode(signature).decode()}
 
 
 def read_public_key(file: Path) -> PublicKey:
@@ -88,10 +88,10 @@ def is_signed(payload: bytes, signature: dict[str, Any], public: PublicKey) -> b
     from cryptography.exceptions import InvalidSignature
 
     try:
-        made = base64.b64decode(str(signature.get("sig")), validate=True)
-        if len(made) != _SIGNATURE_BYTES:
+        value = base64.b64decode(str(signature.get("sig")), validate=True)
+        if len(value) != _SIGNATURE_BYTES:
             return False
-        public.key.verify(made, _signed(payload))
+        public.key.verify(value, _signed(payload))
     except (InvalidSignature, binascii.Error):
         return False
     return True
@@ -100,11 +100,11 @@ def is_signed(payload: bytes, signature: dict[str, Any], public: PublicKey) -> b
 def may_be_one(signature: dict[str, Any]) -> bool:
     """Whether a signature of an envelope has the form of one, of a key that has the form of one."""
     try:
-        made = base64.b64decode(str(signature.get("sig")), validate=True)
+        value = base64.b64decode(str(signature.get("sig")), validate=True)
         key = bytes.fromhex(str(signature.get("keyid")))
     except ValueError:  # binascii.Error is one
         return False
-    return len(made) == _SIGNATURE_BYTES and len(key) == hashlib.sha256().digest_size
+    return len(value) == _SIGNATURE_BYTES and len(key) == hashlib.sha256().digest_size
 
 
 def _signed(payload: bytes) -> bytes:
@@ -117,8 +117,8 @@ def _new_key() -> bytes:
     from cryptography.hazmat.primitives import serialization as to
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    made = Ed25519PrivateKey.generate()
-    return made.private_bytes(to.Encoding.PEM, to.PrivateFormat.PKCS8, to.NoEncryption())
+    key = Ed25519PrivateKey.generate()
+    return key.private_bytes(to.Encoding.PEM, to.PrivateFormat.PKCS8, to.NoEncryption())
 
 
 def _private(file: Path) -> Ed25519PrivateKey:

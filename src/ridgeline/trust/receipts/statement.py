@@ -48,10 +48,10 @@ _NOT_OF_ANSWERS = ("prompt_logprobs", "prediction", "truncate_prompt_tokens")  #
 
 
 def _is(wanted: str) -> AfterValidator:
-    def check(found: str) -> str:
-        if found != wanted:
+    def check(value: str) -> str:
+        if value != wanted:
             raise ValueError(f"this version reads {wanted}")
-        return found
+        return value
 
     return AfterValidator(check)
 
@@ -79,11 +79,11 @@ def _reasoning(name: str) -> str:
 
 def of_answers(params: SamplingParams) -> dict[str, Any]:
     """Return the parameters that answers depend on and that are not the default."""
-    found = {name: one for name, one in changed(params).items() if name not in _NOT_OF_ANSWERS}
-    found.pop("seed", None)  # stands beside each prompt
-    if "logprobs" in found:
-        found["logprobs"] = 0  # the number of others that are ranked beside each token is no matter
-    return found
+    values = {name: one for name, one in changed(params).items() if name not in _NOT_OF_ANSWERS}
+    values.pop("seed", None)  # stands beside each prompt
+    if "logprobs" in values:
+        values["logprobs"] = 0  # how many others are ranked beside each token is no matter
+    return values
 
 
 def _params(said: SamplingParams | Mapping[str, Any]) -> SamplingParams:
@@ -300,8 +300,8 @@ class Receipt(_Stated):
             raise ValueError("prompts is empty: a receipt needs at least one")
         wanted = self.params.num_answers
         for i, prompt in enumerate(self.prompts):
-            if (found := len(prompt.answers)) != wanted:
-                raise ValueError(f"prompts[{i}] has {found} answers, and params ask for {wanted}")
+            if (num := len(prompt.answers)) != wanted:
+                raise ValueError(f"prompts[{i}] has {num} answers, and params ask for {wanted}")
             if self.rules is None and any(one.finish == FILTERED for one in prompt.answers):
                 raise ValueError(f"prompts[{i}] has an answer that a rule ended, and rules is null")
         return self

@@ -112,9 +112,9 @@ def _differences(
             ends = f"this model's ids end at {llm.text.vocab_size - 1}"
             yield f"an answer to prompt {i} has the token {most}, and {ends}"
         else:
-            found = _ComputedPrompt(receipt, llm, adapter, i, tuple(llm.text.encode(list(ids))))
-            yield from found.compute()
-            answers |= {(i, k): one.computed for k, one in enumerate(found.answers)}
+            computed = _ComputedPrompt(receipt, llm, adapter, i, tuple(llm.text.encode(list(ids))))
+            yield from computed.compute()
+            answers |= {(i, k): one.computed for k, one in enumerate(computed.answers)}
 
 
 def _adapter_of(receipt: Receipt, llm: LLM) -> Adapter | None:
