@@ -101,7 +101,7 @@ def scanned(pieces: list[str], patterns: Patterns = PATTERNS) -> list[str | Hit]
     scanner = Scanner(patterns)
     news = [one for piece in pieces for one in scanner.feed(piece)]
     news += scanner.feed("", is_end=True)
-    assert not scanner.held
+    assert not scanner.pending
     merged: list[str | Hit] = []
     for one in news:
         if isinstance(one, str) and merged and isinstance(merged[-1], str):
@@ -149,7 +149,7 @@ def test_what_is_held_back_is_no_longer_than_a_match_can_be() -> None:
     scanner = Scanner(Patterns([TextPattern(r"a+b", apart="", most=5)]))
     shown = "".join(str(one) for char in "a" * 50 for one in scanner.feed(char))
     assert shown == "a" * 46  # four more could still be the beginning of a match
-    assert len(scanner.held) == 4
+    assert len(scanner.pending) == 4
 
 
 def test_a_long_text_of_one_word_is_read_in_linear_time() -> None:
@@ -159,7 +159,7 @@ def test_a_long_text_of_one_word_is_read_in_linear_time() -> None:
     for _ in range(3_000):
         scanner.feed("abc.d")
     assert len(patterns.accepts) < 20
-    assert len(scanner.held) <= 256
+    assert len(scanner.pending) <= 256
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,10 @@ class FilteredChoice:
         answers: FilteredAnswers,
         guard: AnswerGuard,
         tokens: SearchedTokens | None,
-        held: HeldEntries[SearchedToken] | None,
+        buffer: HeldEntries[SearchedToken] | None,
     ) -> None:
-        """Let pieces out through ``guard``; ``tokens`` and ``held`` are there if any are told."""
-        self._answers, self._guard, self._tokens, self._held = answers, guard, tokens, held
+        """Let pieces out through ``guard``; ``tokens`` and ``buffer`` are there if any are told."""
+        self._answers, self._guard, self._tokens, self._buffer = answers, guard, tokens, buffer
         self._ready = deque[SearchedToken]()  # whose text is shown
         self._num_echoed = 0  # the first of these
         self.echoed: list[Entry] = []
@@ -162,13 +162,13 @@ class FilteredChoice:
             shown += guard.take([rest] if rest else [], is_over=True)
         has_hit = guard.blocked is not None or guard.num_hits > num_hits
         self.stop_reason = None if has_hit else event.stop_reason
-        if self._held is not None and self._tokens is not None:
-            self._take_token(self._held, self._tokens, event, num_unread, has_hit=has_hit)
+        if self._buffer is not None and self._tokens is not None:
+            self._take_token(self._buffer, self._tokens, event, num_unread, has_hit=has_hit)
         return shown
 
     def _take_token(
         self,
-        held: HeldEntries[SearchedToken],
+        buffer: HeldEntries[SearchedToken],
         tokens: SearchedTokens,
         event: Event,
         num_unread: int,
@@ -178,13 +178,13 @@ class FilteredChoice:
         is_over = event.finish_reason is not None
         if event.token is not None:
             entry = event.logprobs or TokenLogprobs(event.token, 0.0, 0, ())
-            held.feed(event.token, tokens.feed(entry))
+            buffer.feed(event.token, tokens.feed(entry))
         if is_over:
             tokens.finish()
-        news = held.take(len(event.text), num_unread + self._guard.num_held, is_over=is_over)
+        news = buffer.take(len(event.text), num_unread + self._guard.num_held, is_over=is_over)
         if has_hit:
             news = []
-            held.drop_begun()
+            buffer.drop_begun()
         self._ready += news
         if self._guard.blocked:
             self._ready.clear()

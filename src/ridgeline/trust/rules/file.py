@@ -96,8 +96,8 @@ class RulesFile:
     @property
     def audited(self) -> str | None:
         """The name of a section whose texts the audit log keeps, if there is one."""
-        kept = (name for name, key in self.keys.items() if key.audit != AUDITS[0])
-        return next(kept, None)
+        sections = (name for name, key in self.keys.items() if key.audit != AUDITS[0])
+        return next(sections, None)
 
     def of(self, label: str) -> KeyRules:
         """Return what holds for the key of a label."""
@@ -113,7 +113,7 @@ def read_rules(file: Path, labels: Collection[str] | None = None) -> RulesFile:
     if len(data) > _MOST_BYTES:
         raise ValueError(f"{file.name} has {len(data)} bytes: at most {_MOST_BYTES}")
     try:
-        found = tomllib.loads(data.decode("utf-8-sig"))
+        document = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{file.name} is not UTF-8 (byte {error.start})") from None
     except tomllib.TOMLDecodeError as error:
@@ -121,7 +121,7 @@ def read_rules(file: Path, labels: Collection[str] | None = None) -> RulesFile:
     except RecursionError:
         raise ValueError(f"{file.name} is not TOML of any use: it is nested too deeply") from None
     try:
-        return _FileReader(found, hashlib.blake2b(data).digest()).read(labels)
+        return _FileReader(document, hashlib.blake2b(data).digest()).read(labels)
     except ValueError as error:
         raise ValueError(f"{file.name}: {error}") from None
 
@@ -129,17 +129,17 @@ def read_rules(file: Path, labels: Collection[str] | None = None) -> RulesFile:
 class _FileReader:
     """Turns the values of a file into rules; each method raises ValueError."""
 
-    def __init__(self, found: dict[str, Any], digest: bytes) -> None:
-        self._found, self._digest = found, digest
+    def __init__(self, document: dict[str, Any], digest: bytes) -> None:
+        self._document, self._digest = document, digest
 
     def read(self, labels: Collection[str] | None) -> RulesFile:
-        found = self._found
-        _known(found, _OF_FILE, "the file")
-        version = found.get("version")
+        document = self._document
+        _check_names(document, _OF_FILE, "the file")
+        version = document.get("version")
         if not isinstance(version, str) or not 0 < len(version) <= 64:
             raise ValueError('write version = "..." at the top, up to 64 characters')
-        self._serves = _one_of(found.get("on_error", "refuse"), _ON_ERROR, "on_error") == "serve"
-        tables = _tables(found, "rules")
+        self._serves = _one_of(document.get("on_error", "refuse"), _ON_ERROR, "on_error") == "serve"
+        tables = _tables(document, "rules")
         self._judges = {
             name: _judge_of(name, one) for name, one in tables.items() if "model" in one
         }
@@ -149,13 +149,13 @@ class _FileReader:
         if (num_rules := sum(map(len, self._rules.values()))) > _MOST_RULES:
             raise ValueError(f"[rules] has {num_rules} patterns: at most {_MOST_RULES} are allowed")
         self._compiled: dict[tuple[str, ...], TextRules] = {}
-        sections = _tables(found, "keys")
+        sections = _tables(document, "keys")
         if DEFAULT not in sections:
             raise ValueError(f"write [keys.{DEFAULT}]: it holds for keys without a section")
         for name in sections:
             if labels is not None and name not in (DEFAULT, *labels):
                 raise ValueError(f"[keys.{name}] belongs to no API key: {_nearest(name, labels)}")
-        trace = found.get("trace", False)
+        trace = document.get("trace", False)
         if type(trace) is not bool:
             raise ValueError(f"trace is {trace!r:.40}: write true or false")
         keys = {name: self._key(name, sections) for name in sections}
@@ -166,7 +166,7 @@ class _FileReader:
         limits = section.get("limits", {})
         if not isinstance(limits, dict):
             raise ValueError(f"{where} limits must be a table, as {{ max_tokens = 1024 }}")
-        _known(limits, _LIMITS, f"{where} limits")
+        _check_names(limits, _LIMITS, f"{where} limits")
         for one, value in limits.items():
             if type(value) is not int or not 0 < value < 1 << 53:
                 raise ValueError(f"{where} {one} is {value!r:.40}: write a number above 0")
@@ -203,17 +203,17 @@ class _FileReader:
                 raise ValueError(f"[keys.{chain[-1]}] inherits {next_name!r:.80}: {near}")
             chain.append(next_name)
             section = sections[next_name]
-            _known(section, _OF_KEY, f"[keys.{next_name}]")
+            _check_names(section, _OF_KEY, f"[keys.{next_name}]")
             merged = section | merged
             next_name = section.get("inherits")
         return merged
 
-    def _compile(self, names: Any, where: str) -> TextRules:
-        key = tuple(_texts(names, where))
-        known = [*self._rules, *self._judges]
+    def _compile(self, value: Any, where: str) -> TextRules:
+        key = tuple(_texts(value, where))
+        names = [*self._rules, *self._judges]
         for name in key:
-            if name not in known:
-                raise ValueError(f"{where} names the rule {name!r:.80}: {_nearest(name, known)}")
+            if name not in names:
+                raise ValueError(f"{where} names the rule {name!r:.80}: {_nearest(name, names)}")
         if key not in self._compiled:
             rules = [rule for name in dict.fromkeys(key) for rule in self._rules.get(name, ())]
             self._compiled[key] = TextRules(rules, serves_on_error=self._serves)
@@ -223,7 +223,7 @@ class _FileReader:
 def _rules_of(name: str, table: dict[str, Any]) -> list[TextRule]:
     """Return the rules of one table, one for each pattern. Raises ValueError."""
     where = f"[rules] {name}"
-    _known(table, _OF_RULE, where)
+    _check_names(table, _OF_RULE, where)
     action = _one_of(table.get("action"), get_args(Action), f"{where}: action")
     says = table.get("says", "")
     is_word, most = table.get("word", True), table.get("most", 256)
@@ -251,7 +251,7 @@ def _rules_of(name: str, table: dict[str, Any]) -> list[TextRule]:
 def _judge_of(name: str, table: dict[str, Any]) -> JudgeRule:
     """Return the rule of one table, by a model. Raises ValueError."""
     where = f"[rules] {name}"
-    _known(table, _OF_JUDGE, where)
+    _check_names(table, _OF_JUDGE, where)
     action = _one_of(table.get("action"), get_args(JudgeAction), f"{where}: action")
     model, says = table["model"], table.get("says", "")
     if not isinstance(model, str) or not isinstance(says, str) or not model:
@@ -271,8 +271,8 @@ def _judge_of(name: str, table: dict[str, Any]) -> JudgeRule:
     return JudgeRule(name, model, action, at, tuple(categories), every, says, topics)
 
 
-def _tables(found: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    tables = found.get(name, {})
+def _tables(document: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    tables = document.get(name, {})
     if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
         raise ValueError(f"[{name}] must have a table for each name")
     return tables
@@ -284,20 +284,20 @@ def _texts(values: Any, where: str) -> list[str]:
     return values
 
 
-def _one_of(value: Any, known: Collection[str], where: str) -> Any:
-    if value not in known:
-        raise ValueError(f"{where} is {value!r:.80}: {_nearest(str(value), known)}")
+def _one_of(value: Any, choices: Collection[str], where: str) -> Any:
+    if value not in choices:
+        raise ValueError(f"{where} is {value!r:.80}: {_nearest(str(value), choices)}")
     return value
 
 
-def _known(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
+def _check_names(table: Mapping[str, Any], names: Collection[str], where: str) -> None:
     for name in table:
-        if name not in known:
-            raise ValueError(f"{where} has {name!r:.80}: {_nearest(name, known)}")
+        if name not in names:
+            raise ValueError(f"{where} has {name!r:.80}: {_nearest(name, names)}")
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
+def _nearest(name: str, choices: Collection[str]) -> str:
     """Return what may have been meant, or else what there is."""
-    if near := get_close_matches(name, list(known), 1):
+    if near := get_close_matches(name, list(choices), 1):
         return f"did you mean {near[0]!r}?"
-    return f"there is {', '.join(list(known)[:20])}" if known else "there is none"
+    return f"there is {', '.join(list(choices)[:20])}" if choices else "there is none"

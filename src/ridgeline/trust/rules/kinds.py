@@ -106,10 +106,10 @@ def _digits_of(plain: str) -> list[str]:
 
 def _is_aws(text: str) -> bool:
     """Whether a long text without a name is as random as a secret key."""
-    seen = "".join(filter(is_seen, unicodedata.normalize("NFKC", text)))
-    if len(seen) != _SECRET:
+    visible = "".join(filter(is_seen, unicodedata.normalize("NFKC", text)))
+    if len(visible) != _SECRET:
         return True  # it has its name, or the form of an id
-    kinds = [char.islower() + 2 * char.isupper() + 4 * char.isdecimal() for char in seen]
+    kinds = [char.islower() + 2 * char.isupper() + 4 * char.isdecimal() for char in visible]
     turns = sum(one != other for one, other in pairwise(kinds) if one and other)
     return {1, 2, 4} <= set(kinds) and turns >= _LEAST_TURNS
 

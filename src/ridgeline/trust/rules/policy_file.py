@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 Count = Callable[[str, str, str], None]  # of a match: rule, where, action
 FAILED = "a rule of this server has failed"
 _MOST_NOTED = 100  # matches in a line of a log
-_MOST_KNOWN = 100_000  # texts of tokens
+_MOST_CACHED = 100_000  # texts of tokens
 
 
 class PolicyFile:
@@ -76,8 +76,8 @@ class PolicyFile:
             key = self.now.of(state.get("tenant", ANYONE))
             note = state.get("note", {})
             state["rules"] = RequestPolicy(key, self.now, self._count, note)
-        found: RequestPolicy = state["rules"]
-        return found
+        policy: RequestPolicy = state["rules"]
+        return policy
 
 
 def features_of(body: Any, params: SamplingParams) -> list[str]:
@@ -169,10 +169,10 @@ class RequestPolicy:
     def check_read(self, text: str, param: str) -> None:
         """Raise ApiError if a text that cannot be changed any more has what no model may read."""
         if self.key.input.forbidding:
-            found: list[TextRule] = []
-            self._screen(text, self.key.input, found.append)
-            if found:
-                raise self.refused(found[0], param)
+            rules: list[TextRule] = []
+            self._screen(text, self.key.input, rules.append)
+            if rules:
+                raise self.refused(rules[0], param)
 
     def as_read(self, value: Value) -> Value:
         """Return what a request brought as a model has read it; matches do not count again."""
@@ -242,12 +242,12 @@ class RequestPolicy:
 
     def is_shown(self, text: str) -> bool:
         """Whether an answer may say a text that stands alone, such as a token's."""
-        known = self._are_shown.get(text)
-        if known is None:
-            if len(self._are_shown) > _MOST_KNOWN:
+        is_shown = self._are_shown.get(text)
+        if is_shown is None:
+            if len(self._are_shown) > _MOST_CACHED:
                 self._are_shown.clear()
-            known = self._are_shown[text] = self.shown(text) == text
-        return known
+            is_shown = self._are_shown[text] = self.shown(text) == text
+        return is_shown
 
     def tell(self, rule: TextRule | JudgeRule, where: str) -> None:
         """Note and count a match."""

@@ -74,7 +74,7 @@ class SearchedTokens:
         self._tail = b""  # of a character that is not whole yet
         self._tokens = deque[SearchedToken]()  # not known yet
         self._num_fed = 0  # characters
-        self._at = -len(begun.held)  # up to where all is known
+        self._at = -len(begun.pending)  # up to where all is known
         self._has_failed = False
 
     def feed(self, entry: Entry) -> SearchedToken:
@@ -84,8 +84,8 @@ class SearchedTokens:
             top = tuple(one for one in entry.top if self.may_stand(one[0]))
             entry = entry._replace(top=top)
         data = self._token_bytes(token)
-        found = SearchedToken(entry, self._num_fed, self._is_shown(_spelled(data)))
-        self._tokens.append(found)
+        searched = SearchedToken(entry, self._num_fed, self._is_shown(_spelled(data)))
+        self._tokens.append(searched)
         text = self._text(token)
         self._num_fed += len(text)
         self._tail = b"" if self._text.is_whole else self._tail + data
@@ -94,7 +94,7 @@ class SearchedTokens:
                 break
             one.end, one.is_whole = self._num_fed, self._text.is_whole
         self._read(text, is_end=False)
-        return found
+        return searched
 
     def finish(self) -> None:
         """No token follows: all is known."""

@@ -117,13 +117,13 @@ class GuardedText:
         self._noting = MatchSearch(rules.noted, begun.noted) if rules.noted else None
         self._shown: list[str] = []  # since the last match
         # Characters that are shown already, and searched once more.
-        self._num_gone = len(begun.forbidden.held)
+        self._num_gone = len(begun.forbidden.pending)
         self.blocked: TextRule | None = None
 
     @property
-    def held(self) -> str:
+    def pending(self) -> str:
         """The end of the text, which is not shown yet."""
-        return self._search.held[self._num_gone :] if self._search else ""
+        return self._search.pending[self._num_gone :] if self._search else ""
 
     def feed(self, text: str, *, is_end: bool = False) -> str:
         """Take more text; return what is shown of it, which is final.
@@ -231,7 +231,7 @@ class AnswerGuard:
     def num_held(self) -> int:
         """Characters at the end of the text so far that are not shown yet."""
         text = self._texts.get(self._kind)
-        return len(text.held) if text and not self.blocked else 0
+        return len(text.pending) if text and not self.blocked else 0
 
     def take(self, pieces: Sequence[MessageDelta], *, is_over: bool) -> list[MessageDelta]:
         """Take the next pieces; return what is shown of them. Nothing is after a block."""
@@ -270,11 +270,11 @@ class AnswerGuard:
         if self._has_failed:
             final = text
         else:
-            held = guarded.held
+            pending = guarded.pending
             try:
                 final = guarded.feed(text, is_end=is_end)
             except Exception:
-                final = self._after_failure(held + text)
+                final = self._after_failure(pending + text)
         if final:
             shown.append(MessageDelta(self._kind, final))
         if guarded.blocked and not self.blocked:

@@ -46,59 +46,56 @@ class EscapedText:
     """A text that grows, and may have escapes.
 
     Attributes:
-        held: its end, of which nothing is known yet.
+        pending: its end, of which nothing is known yet.
         before: the character before that, if any.
+        first: what became known at once of the text that it began with.
     """
 
-    def __init__(self, patterns: Patterns, held: str, before: str) -> None:
-        """Go on behind ``before`` with a text that is held, as a scanner does."""
+    def __init__(self, patterns: Patterns, pending: str, before: str) -> None:
+        """Go on behind ``before`` with a text that is pending, as a scanner does."""
         self._views = [_Reading(patterns, depth, before) for depth in range(_DEEPEST + 1)]
-        self._found: list[FoundMatch] = []  # in what is held
+        self._matches: list[FoundMatch] = []  # in what is pending
         self._at = 0  # where that begins
-        self.held = ""
+        self.pending = ""
         self.before = before
-        self._known = self.feed(held)
+        self.first = self.feed(pending)
 
     def feed(self, text: str, *, is_end: bool = False) -> list[str | Hit]:
         """Take more text; return what became known, as ``Scanner.feed`` does."""
         characters, sizes = list(text), [1] * len(text)
-        self.held += text
+        self.pending += text
         for view in self._views:
-            characters, sizes = view.feed(characters, sizes, self._found, is_end=is_end)
-        known = self._at + len(self.held) if is_end else min(view.at for view in self._views)
-        for one in sorted(self._found, reverse=True):
-            if one.start < known < one.end:  # another view does not know yet what stands there
-                known = one.start
-        return self._release(known)
+            characters, sizes = view.feed(characters, sizes, self._matches, is_end=is_end)
+        place = self._at + len(self.pending) if is_end else min(view.at for view in self._views)
+        for one in sorted(self._matches, reverse=True):
+            if one.start < place < one.end:  # another view does not know yet what stands there
+                place = one.start
+        return self._release(place)
 
-    def _release(self, known: int) -> list[str | Hit]:
-        """Return what is held up to a place; matches that overlap are one."""
+    def _release(self, place: int) -> list[str | Hit]:
+        """Return what is pending up to a place; matches that overlap are one."""
         news: list[str | Hit] = []
-        for one in sorted(found for found in self._found if found.end <= known):
+        for one in sorted(match for match in self._matches if match.end <= place):
             if one.end <= self._at:
                 continue
             if one.start > self._at:
                 news.append(self._cut(one.start))
             news.append(Hit(one.pattern, self._cut(one.end)))
-        if known > self._at:
-            news.append(self._cut(known))
-        self._found = [one for one in self._found if one.end > self._at]
+        if place > self._at:
+            news.append(self._cut(place))
+        self._matches = [one for one in self._matches if one.end > self._at]
         return news
 
     def _cut(self, place: int) -> str:
         size = place - self._at
-        text, self.held, self._at = self.held[:size], self.held[size:], place
+        text, self.pending, self._at = self.pending[:size], self.pending[size:], place
         self.before = text[-1:]
         return text
 
-    def first(self) -> list[str | Hit]:
-        """Return what was known at once of the text that it began with."""
-        return self._known
-
     def plain(self, patterns: Patterns) -> Scanner | None:
         """Return a scanner to go on with if no view sees more than the text as it stands."""
-        if all(view.sees(self.held, self.before) for view in self._views) and not self._found:
-            return Scanner(patterns, self.held, self.before)
+        if all(view.sees(self.pending, self.before) for view in self._views) and not self._matches:
+            return Scanner(patterns, self.pending, self.before)
         return None
 
 
@@ -118,9 +115,9 @@ class _Reading:
         self.at = 0
 
     def feed(
-        self, characters: list[str], sizes: list[int], found: list[FoundMatch], *, is_end: bool
+        self, characters: list[str], sizes: list[int], matches: list[FoundMatch], *, is_end: bool
     ) -> tuple[list[str], list[int]]:
-        """Take characters, and as how many each stands in the text; add matches to ``found``.
+        """Take characters, and as how many each stands in the text; add to ``matches``.
 
         Returns the same of this view, for one that resolves once more.
         """
@@ -132,7 +129,7 @@ class _Reading:
             start = self.at
             self.at += sum(self._sizes.popleft() for _ in range(num_characters))
             if isinstance(one, Hit):
-                found.append(FoundMatch(start, self.at, one.pattern))
+                matches.append(FoundMatch(start, self.at, one.pattern))
         return characters, sizes
 
     def _resolved(
@@ -154,10 +151,10 @@ class _Reading:
         self._unread, self._unread_sizes = text[at:], sizes[at:]
         return shown, shown_sizes
 
-    def sees(self, held: str, before: str) -> bool:
+    def sees(self, pending: str, before: str) -> bool:
         """Whether it holds the text as it stands, behind the same character."""
         scanner = self._scanner
-        is_same = scanner.held == held and not self._unread and set(self._sizes) <= {1}
+        is_same = scanner.pending == pending and not self._unread and set(self._sizes) <= {1}
         return is_same and _kind(scanner.before) == _kind(before)
 
 

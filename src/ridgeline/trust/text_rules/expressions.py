@@ -50,12 +50,12 @@ class Nfa:
 
     def having(self, symbol: str) -> frozenset[int]:
         """Return the numbers of the classes that have a symbol, once all expressions are added."""
-        found = self._having.get(symbol)
-        if found is None:
+        numbers = self._having.get(symbol)
+        if numbers is None:
             classes = self._classes.items()
-            found = frozenset(number for one, number in classes if one.match(symbol))
-            self._having[symbol] = found
-        return found
+            numbers = frozenset(number for one, number in classes if one.match(symbol))
+            self._having[symbol] = numbers
+        return numbers
 
     def add(self, expression: str, number: int) -> int:
         """Add an expression under a number; return the node that it begins at.
@@ -116,13 +116,13 @@ class Nfa:
 
     def reached(self, nodes: Iterable[int]) -> frozenset[int]:
         """Return these nodes and all that are reached from them without reading."""
-        found = set(nodes)
-        unread = list(found)
+        closure = set(nodes)
+        unread = list(closure)
         while unread:
-            news = set(self.free[unread.pop()]) - found
-            found |= news
+            news = set(self.free[unread.pop()]) - closure
+            closure |= news
             unread += news
-        return frozenset(found)
+        return frozenset(closure)
 
 
 @lru_cache(maxsize=10_000)
@@ -202,17 +202,17 @@ class _ExpressionParser:
         if char != "{":
             self._at += 1
             return _REPEATS[char]
-        found = re.compile(r"\{(\d+)(,?)(\d*)\}").match(self._text, self._at)
-        if found is None:
+        match = re.compile(r"\{(\d+)(,?)(\d*)\}").match(self._text, self._at)
+        if match is None:
             raise self._wrong("write { as \\{, or a count such as {2}, {2,} or {2,5}")
-        self._at = found.end()
-        numbers = [found[1], found[3] or found[1]]
+        self._at = match.end()
+        numbers = [match[1], match[3] or match[1]]
         if max(map(len, numbers)) > 5 or max(map(int, numbers)) > _MOST_REPEATED:
             raise self._wrong(f"it repeats more than {_MOST_REPEATED} times")
         least, most = map(int, numbers)
         if most < least:
-            raise self._wrong(f"{found[0]} has its numbers in the wrong order")
-        return least, None if found[2] and not found[3] else most
+            raise self._wrong(f"{match[0]} has its numbers in the wrong order")
+        return least, None if match[2] and not match[3] else most
 
     def _copies(
         self, source: tuple[int, int], first: tuple[int, int], least: int, most: int | None
@@ -299,8 +299,8 @@ class _ExpressionParser:
             if name in "bBAZ" or name.isdigit():
                 raise self._wrong(f"\\{name} is not supported")
             return f"\\{name}"
-        found = re.compile(r"\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL).match(self._text, self._at)
-        if found is None:
+        match = re.compile(r"\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL).match(self._text, self._at)
+        if match is None:
             raise self._wrong("it has a [ without a ]")
-        self._at = found.end()
-        return f"[{found[0]}"
+        self._at = match.end()
+        return f"[{match[0]}"

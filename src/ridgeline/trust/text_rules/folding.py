@@ -112,15 +112,15 @@ def marks_around(symbol: str) -> str:
 @cache
 def all_marks() -> str:
     """Return a class of all parts of characters, for behind what may be any letter."""
-    seen = (chr(code) for code in range(0x300, 0x20000))
-    return f"[{''.join(char for char in seen if unicodedata.category(char)[0] == 'M')}]"
+    chars = (chr(code) for code in range(0x300, 0x20000))
+    return f"[{''.join(char for char in chars if unicodedata.category(char)[0] == 'M')}]"
 
 
 @cache
 def accented() -> tuple[str, ...]:
     """Return the symbols that are a letter and one mark, if they are written in two characters."""
-    found = filter(lambda char: folded(char).lower() == char, map(chr, range(0xC0, 0x3100)))
-    return tuple(char for char in found if len(_decomposed(char)) > 1)
+    symbols = filter(lambda char: folded(char).lower() == char, map(chr, range(0xC0, 0x3100)))
+    return tuple(char for char in symbols if len(_decomposed(char)) > 1)
 
 
 def base_of(symbol: str) -> str:
@@ -150,12 +150,12 @@ def _equivalent(symbol: str) -> list[str]:
     """Return the spellings that are canonically equivalent to a symbol."""
     base, *marks = list(_decomposed(symbol))
     orders = permutations(marks) if len(marks) <= _MOST_MARKS else [tuple(marks)]
-    found = {symbol: None}
+    spellings = {symbol: None}
     for order in orders:
         if _decomposed(base + "".join(order)) != _decomposed(symbol):
             continue
         for num in range(len(order) + 1):  # of the marks, how many are in the first character
             first = _composed(base + "".join(order[:num]))
             if len(first) == 1:
-                found[first + "".join(order[num:])] = None
-    return list(found)
+                spellings[first + "".join(order[num:])] = None
+    return list(spellings)

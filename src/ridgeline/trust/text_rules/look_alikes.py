@@ -66,8 +66,8 @@ _GROUPS = [latin + others for latin, others in _OTHERS.items()]
 def like(symbol: str) -> str:
     """Return a class, as ``re`` writes it, of what is read as a symbol in any case."""
     forms = {symbol, symbol.lower(), symbol.upper()}
-    found = [group for group in _GROUPS if any(form in group for form in forms)]
-    others = "".join(found)
+    groups = [group for group in _GROUPS if any(form in group for form in forms)]
+    others = "".join(groups)
     return f"{re.escape(symbol)}|(?-i:[{others}])" if others else re.escape(symbol)
 
 

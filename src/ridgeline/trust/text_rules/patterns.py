@@ -53,13 +53,13 @@ class Move(NamedTuple):
     """What a piece of text does to matches that have begun.
 
     Attributes:
-        kept: the indices of those that go on.
+        survivors: the indices of those that go on.
         begun: where in ``units`` others begin.
         states: of all, those that go on first.
         units: of the text (``folding.units``).
     """
 
-    kept: list[int]
+    survivors: list[int]
     begun: list[int]
     states: States
     units: list[str]
@@ -111,15 +111,15 @@ class Patterns:
 
     def _number(self, nodes: frozenset[int]) -> int:
         """Return the state of a set of nodes."""
-        known = self._numbers.get(nodes)
-        if known is None:
-            known = self._numbers[nodes] = len(self._sets)
+        number = self._numbers.get(nodes)
+        if number is None:
+            number = self._numbers[nodes] = len(self._sets)
             self._sets.append(nodes)
             ends = self._nfa.ends
             self.accepts.append(tuple(sorted({ends[node] for node in nodes if node in ends})))
             owners = {self._nfa.owner[node] for node in nodes if self._nfa.reading[node]}
             self.longest.append(max((self.all[i].most for i in owners), default=0))
-        return known
+        return number
 
     def step(self, state: int, char: str) -> int:
         """Return the state behind a character."""
@@ -165,9 +165,9 @@ class Patterns:
             state = self._number(nodes)
         if len(self._passes) > _MOST_MOVES:
             self._passes.clear()
-        found = None if self.accepts[state] else (state, kind_of(char))
-        self._passes[at, char] = found
-        return found
+        behind = None if self.accepts[state] else (state, kind_of(char))
+        self._passes[at, char] = behind
+        return behind
 
     def move(self, states: States, kind: str, text: str) -> Move | None:
         """Return what a piece of text does to matches that have begun, where none is complete.
@@ -180,18 +180,18 @@ class Patterns:
             return self.moves[key]
         if len(self.moves) > _MOST_MOVES:
             self.moves.clear()
-        found = self.moves[key] = self._moved(states, kind, units(text))
-        return found
+        move = self.moves[key] = self._moved(states, kind, units(text))
+        return move
 
     def _moved(self, states: States, kind: str, read: list[str]) -> Move | None:
         ends: list[int] = []
-        kept, begun = list[int](), list[int]()
+        survivors, begun = list[int](), list[int]()
         for i, state in enumerate(states):
             end = self._run(state, read)
             if end is None:
                 return None
             if end != _DEAD:
-                kept.append(i)
+                survivors.append(i)
                 ends.append(end)
         for i, unit in enumerate(read):
             if folded(unit[0]):
@@ -202,7 +202,7 @@ class Patterns:
                     begun.append(i)
                     ends.append(end)
             kind = kind_of(unit[-1])
-        return Move(kept, begun, tuple(ends), read)
+        return Move(survivors, begun, tuple(ends), read)
 
     def _run(self, state: int, read: list[str]) -> int | None:
         """Return the state behind units, None if a match is complete on the way."""
@@ -247,74 +247,74 @@ class Scanner:
     """Finds the matches in one text that grows.
 
     Attributes:
-        before: the character before what is held, if any.
+        before: the character before what is pending, if any.
     """
 
-    def __init__(self, patterns: Patterns, held: str = "", before: str = "") -> None:
+    def __init__(self, patterns: Patterns, pending: str = "", before: str = "") -> None:
         """Begin before the first character, or where another scanner stands."""
         self._patterns = patterns
-        self._held, self.before = units(held), before
-        self._starts: list[int] = []  # where in ``_held`` matches have begun
-        self._states: States | None = None if held else ()  # of these; None if they are not known
+        self._units, self.before = units(pending), before
+        self._starts: list[int] = []  # where in ``_units`` matches have begun
+        self._states: States | None = None if pending else ()  # of these; None if not known
         self._from = 0  # then: where to look on
         self._open: _Match | None = None  # and what begins there
         self._last: _Match | None = None  # what began before it, and is none
 
     @property
-    def held(self) -> str:
+    def pending(self) -> str:
         """The end of the text, of which nothing is known yet."""
-        return "".join(self._held)
+        return "".join(self._units)
 
     def feed(self, text: str, *, is_end: bool = False) -> list[str | Hit]:
         """Take more text; return what became known, in order: text without matches, and matches.
 
         With ``is_end`` no text follows, so nothing is held back.
         """
-        states, held = self._states, self._held
-        if states is None or is_end or len(held) + len(text) >= self._patterns.least:
+        states, units = self._states, self._units
+        if states is None or is_end or len(units) + len(text) >= self._patterns.least:
             return self._look(text, is_end=is_end)
-        move = self._patterns.move(states, self._kind_before(len(held)), text)
+        move = self._patterns.move(states, self._kind_before(len(units)), text)
         if move is None:
             return self._look(text, is_end=is_end)
-        starts = [self._starts[i] for i in move.kept]
+        starts = [self._starts[i] for i in move.survivors]
         if move.begun:
-            size = len(held)
+            size = len(units)
             starts += [size + i for i in move.begun]
         self._starts, self._states = starts, move.states
         self._append(move.units)
-        cut = self._starts[0] if self._starts else len(held)
+        cut = self._starts[0] if self._starts else len(units)
         return [self._cut(cut)] if cut else []
 
     def may_complete(self, text: str) -> bool:
         """Whether a text, if it came now, may complete a match; False is certain."""
         if self._states is None:
             return True
-        kind = self._kind_before(len(self._held))
+        kind = self._kind_before(len(self._units))
         return self._patterns.move(self._states, kind, text) is None
 
     def _kind_before(self, place: int) -> str:
-        """Return the kind of the character before a place in what is held."""
-        last = self._held[place - 1][-1] if place else self.before
+        """Return the kind of the character before a place in what is pending."""
+        last = self._units[place - 1][-1] if place else self.before
         return kind_of(last) if last else ""
 
     def _kind_behind(self, place: int) -> str:
         """Return the kind of the character at a place; none behind an invisible one."""
-        is_apart = place == len(self._held) or len(self._held[place - 1]) > 1
-        return "" if is_apart else kind_of(self._held[place][0])
+        is_apart = place == len(self._units) or len(self._units[place - 1]) > 1
+        return "" if is_apart else kind_of(self._units[place][0])
 
     def _append(self, read: list[str]) -> None:
-        """Hold more units; invisible characters alone belong to what is held before them."""
-        if self._held and read and not folded(read[0][0]):
-            self._held[-1] += read[0]
-            self._starts = [max(0, start - (start >= len(self._held))) for start in self._starts]
+        """Hold more units; invisible characters alone belong to what is pending before them."""
+        if self._units and read and not folded(read[0][0]):
+            self._units[-1] += read[0]
+            self._starts = [max(0, start - (start >= len(self._units))) for start in self._starts]
             read = read[1:]
-        self._held += read
+        self._units += read
 
     def _cut(self, size: int) -> str:
-        """Return the first of what is held, this many units, which are known now."""
-        known = "".join(self._held[:size])
-        del self._held[:size]
-        self.before = known[-1]
+        """Return the first of what is pending, this many units, which are known now."""
+        text = "".join(self._units[:size])
+        del self._units[:size]
+        self.before = text[-1]
         if self._starts:
             self._starts = [start - size for start in self._starts]
         if self._open:
@@ -322,18 +322,18 @@ class Scanner:
         if self._last:
             self._last.move(size)
         self._from = max(0, self._from - size)
-        return known
+        return text
 
     def _look(self, text: str, *, is_end: bool) -> list[str | Hit]:
         """Do what ``feed`` does, unit by unit."""
         if self._states is not None:
-            self._from, self._open = (self._starts or [len(self._held)])[0], None
+            self._from, self._open = (self._starts or [len(self._units)])[0], None
             self._last = None
         self._states, self._starts = None, []
         self._append(units(text))
         news: list[str | Hit] = []
-        while found := self._search(is_end):
-            start, end, pattern = found
+        while match := self._search(is_end):
+            start, end, pattern = match
             if start:
                 news.append(self._cut(start))
             news.append(Hit(pattern, self._cut(end - start)))
@@ -345,10 +345,10 @@ class Scanner:
 
     def _remember(self) -> None:
         """Find all places where a match may have begun, so that the next piece goes by ``move``."""
-        held = self.held
-        if len(held) > _LONG:
+        pending = self.pending
+        if len(pending) > _LONG:
             return
-        move = self._patterns.move((), self._kind_before(0), held)
+        move = self._patterns.move((), self._kind_before(0), pending)
         if move is not None:
             _, self._starts, self._states, _ = move
             self._open = None
@@ -358,60 +358,60 @@ class Scanner:
 
         Without one, ``_from`` is where the first begins that may become one.
         """
-        held, patterns = self._held, self._patterns
-        while self._from < len(held):
+        units, patterns = self._units, self._patterns
+        while self._from < len(units):
             start = self._from
             run = self._open
-            if run is None and folded(held[start][0]):
+            if run is None and folded(units[start][0]):
                 run = _Match(start, start, patterns.begins[self._kind_before(start)])
             if run is not None:
                 self._read(run)
                 if not is_end and self._may_grow(run):
                     self._open = run
                     return None
-                if found := self._ended(run, is_end):
-                    return found if found[1] else None
+                if match := self._ended(run, is_end):
+                    return match if match[1] else None
                 self._last = run
             self._from, self._open = start + 1, None
         return None
 
     def _read(self, run: _Match) -> None:
         """Read on; what is as far as an earlier one was need not be read again."""
-        patterns, held, last = self._patterns, self._held, self._last
-        while run.at < len(held) and run.at - run.start < patterns.longest[run.state]:
+        patterns, units, last = self._patterns, self._units, self._last
+        while run.at < len(units) and run.at - run.start < patterns.longest[run.state]:
             if last and run.joins(last):
                 last = None
                 continue
             run.path.append(run.state)
-            run.state = patterns.step(run.state, held[run.at][0])
+            run.state = patterns.step(run.state, units[run.at][0])
             run.at += 1
             if complete := patterns.accepts[run.state]:
                 run.ends.append((run.at, complete))
 
     def _may_grow(self, run: _Match) -> bool:
-        return run.at == len(self._held) and run.at - run.start < self._patterns.longest[run.state]
+        return run.at == len(self._units) and run.at - run.start < self._patterns.longest[run.state]
 
     def _ended(self, run: _Match, is_end: bool) -> tuple[int, int, int] | None:
         """Return the longest match of a run that can grow no more; its end is 0 if not known yet.
 
         That is so where the next character could be a part of the match's last one, or of a word.
         """
-        held, start = self._held, run.start
+        units, start = self._units, run.start
         for end, complete in reversed(run.ends):
             for i in complete:
                 pattern = self._patterns.all[i]
                 if end - start > pattern.most:
                     continue
-                if end == len(held) and not is_end:
+                if end == len(units) and not is_end:
                     self._open = run
                     return start, 0, i
                 # Behind an invisible character nothing stands beside the match.
                 beside = (
-                    kind_of(held[end][0]) if end < len(held) and len(held[end - 1]) == 1 else ""
+                    kind_of(units[end][0]) if end < len(units) and len(units[end - 1]) == 1 else ""
                 )
                 if beside and (beside == "m" or beside in pattern.apart):
                     continue
-                match = "".join(held[start:end])
+                match = "".join(units[start:end])
                 if pattern.check is None or pattern.check(match.translate(_NO_EMPHASIS)):
                     return start, end, i
         return None

@@ -11,7 +11,7 @@ from ridgeline.trust.text_rules.patterns import Hit, Patterns, Scanner
 class Begun(NamedTuple):
     """Where a search goes on: behind a character, with what may be the beginning of a match."""
 
-    held: str = ""
+    pending: str = ""
     before: str = ""
 
 
@@ -24,26 +24,26 @@ class MatchSearch:
     def __init__(self, patterns: Patterns, begun: Begun = NOTHING) -> None:
         """Go on with a text that has begun."""
         self._patterns = patterns
-        self._scanner = Scanner(patterns, begun.held, begun.before)
+        self._scanner = Scanner(patterns, begun.pending, begun.before)
         self._escaped: EscapedText | None = None
-        self._first: list[str | Hit] = []  # of what was held, known at once
-        if may_escape(begun.held):
+        self._first: list[str | Hit] = []  # of what was pending, known at once
+        if may_escape(begun.pending):
             self._escape()
 
     def _escape(self) -> None:
-        self._escaped = EscapedText(self._patterns, self._scanner.held, self._scanner.before)
-        self._first = self._escaped.first()
+        self._escaped = EscapedText(self._patterns, self._scanner.pending, self._scanner.before)
+        self._first = self._escaped.first
 
     @property
-    def held(self) -> str:
+    def pending(self) -> str:
         """The end of the text, of which nothing is known yet."""
-        return self._escaped.held if self._escaped else self._scanner.held
+        return self._escaped.pending if self._escaped else self._scanner.pending
 
     @property
     def begun(self) -> Begun:
         """Where another search would go on with the same text."""
         before = self._escaped.before if self._escaped else self._scanner.before
-        return Begun(self.held, before)
+        return Begun(self.pending, before)
 
     def feed(self, text: str, *, is_end: bool = False) -> list[str | Hit]:
         """Take more text; return what became known, in order: text without matches, and matches.
@@ -69,7 +69,7 @@ class MatchSearch:
         is_plain = self._escaped is None and not may_escape(text)
         if is_plain and not self._scanner.may_complete(text):
             return 0
-        at = -len(self.held)
+        at = -len(self.pending)
         for one in MatchSearch(self._patterns, self.begun).feed(text, is_end=True):
             at += len(one.text if isinstance(one, Hit) else one)
             if isinstance(one, Hit) and at > 0:
