@@ -204,10 +204,10 @@ def _next_round(queues: Queues, request: Request) -> Iterator[Event]:
 
 def _move(queues: Queues, request: Request, moves: Listing[tuple[int, int]]) -> None:
     """Make the next beams. The first to continue a beam is that beam, the others fork from it."""
-    beams, kept = request.sequences, {parent for parent, _ in moves}
+    beams, parents = request.sequences, {parent for parent, _ in moves}
     for place, beam in enumerate(beams):
         beam.candidates, beam.num_slots = (), 1
-        if place not in kept:
+        if place not in parents:
             queues.drop(beam)
     request.sequences = []
     for parent, _ in moves:

@@ -198,7 +198,7 @@ class Engine:
             self.scheduler.speculation.note_step(step, output, executed_s - start_s)
         events = commit.commit(self.scheduler.queues, step, output)
         if self.scheduler.speculation and any(work.drafts for work in step.work):
-            output = output._replace(tokens=_kept(step, output, events))
+            output = output._replace(tokens=_tokens_to_end(step, output, events))
         self._note_step(step, output, load, filled, (start_s, scheduled_s, executed_s))
         self._note_events(events, executed_s)
         return events
@@ -301,9 +301,9 @@ class Engine:
     def _tell(self, record: Callable[[], R], listeners: Sequence[Callable[[R], None]]) -> None:
         """Call listeners with a record, which is made only if there are some."""
         if listeners:
-            made = record()
+            value = record()
             for listener in tuple(listeners):  # one may leave meanwhile
-                listener(made)
+                listener(value)
 
     def describe(self) -> EngineRecord:
         """Return the record of how the engine is set up."""
@@ -357,7 +357,9 @@ def new_scheduler(
     )
 
 
-def _kept(step: Step, output: StepOutput, events: list[Event]) -> tuple[tuple[int, ...], ...]:
+def _tokens_to_end(
+    step: Step, output: StepOutput, events: list[Event]
+) -> tuple[tuple[int, ...], ...]:
     """Return the output's tokens without those behind an end among the drafts."""
     num_kept = Counter(event.seq_id for event in events)
     return tuple(

@@ -115,7 +115,7 @@ class Front(Generic[Item]):
     def take(
         self,
         room: Callable[[], Room],
-        held: Callable[[Item], int],
+        num_inside: Callable[[Item], int],
         *,
         is_busy: bool,
         gives_way: bool,
@@ -128,7 +128,7 @@ class Front(Generic[Item]):
 
         Args:
             room: returns what the engine could start; asked only if a prompt may enter.
-            held: how many sequences the request of a prompt has in the engine.
+            num_inside: how many sequences the request of a prompt has in the engine.
             is_busy: whether the engine has work: else nobody is held back.
             gives_way: whether the background rests.
             num_since: what has happened to the engine since its last step, for the step's record.
@@ -147,10 +147,10 @@ class Front(Generic[Item]):
                 free = free._replace(num_seqs=0)
             elif self.num_permitted < inf and is_busy:
                 free = free._replace(num_seqs=min(free.num_seqs, int(self.num_permitted)))
-            taken = self._queue.take(free, held)
+            taken = self._queue.take(free, num_inside)
             self.num_permitted = max(0, self.num_permitted - len(taken))
             if self._background and not taken and not gives_way:
-                taken = self._background.take(free, held)
+                taken = self._background.take(free, num_inside)
         num_outside = int(min(len(self._queue), self.num_permitted))
         num_outside += 0 if gives_way else len(self._background)
         self.load = Load(num_outside, True, self.num_pushed, num_permitted, gives_way, num_since)

@@ -17,7 +17,7 @@ ONE = Room(num_seqs=1, num_tokens=1, short_len=0, num_short_tokens=0)
 
 def take(queue: Admission[Item], room: Room) -> list[Item]:
     """Take into an engine that holds nothing yet."""
-    return queue.take(room, held=lambda _: 0)
+    return queue.take(room, num_inside=lambda _: 0)
 
 
 def pop(queue: Admission[str]) -> str:
@@ -181,16 +181,16 @@ def test_answers_side_by_side_take_as_many_seats() -> None:
 def test_requests_of_many_answers_leave_seats_free(num_seats: int, answers: list[int]) -> None:
     """However many prompts they have; a single prompt may take all that it asks for."""
     queue: Admission[int] = Admission()
-    held = [0] * len(answers)
+    num_inside = [0] * len(answers)
     for request, num_answers in enumerate(answers):
         queue.push("a", [(request, 1)] * 300, num_answers)
     for _ in range(300):
-        room = Room(num_seats - sum(held), 100, 10, 50)
-        for request in queue.take(room, held.__getitem__):
-            held[request] += answers[request]
-    assert sum(held) < num_seats or num_seats <= sum(answers)
-    if len(held) == 1:  # and takes most of them
-        assert held[0] + 2 * answers[0] > num_seats * 7 // 8
+        room = Room(num_seats - sum(num_inside), 100, 10, 50)
+        for request in queue.take(room, num_inside.__getitem__):
+            num_inside[request] += answers[request]
+    assert sum(num_inside) < num_seats or num_seats <= sum(answers)
+    if len(num_inside) == 1:  # and takes most of them
+        assert num_inside[0] + 2 * answers[0] > num_seats * 7 // 8
 
 
 def test_a_request_that_leaves_seats_free_lets_others_in() -> None:
@@ -199,9 +199,9 @@ def test_a_request_that_leaves_seats_free_lets_others_in() -> None:
     room = Room(12, 100, 10, 50)
     assert take(queue, room) == ["many", "many"]  # a third would leave none of twelve
     room = room._replace(num_seqs=4)
-    assert queue.take(room, held={"many": 8}.__getitem__) == []
+    assert queue.take(room, num_inside={"many": 8}.__getitem__) == []
     queue.push("a", [("one", 1)])
-    assert queue.take(room, held={"many": 8, "one": 0}.__getitem__) == ["one"]
+    assert queue.take(room, num_inside={"many": 8, "one": 0}.__getitem__) == ["one"]
 
 
 def test_a_full_step_has_room_for_short_prompts_alone() -> None:

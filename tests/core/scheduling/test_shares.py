@@ -74,10 +74,10 @@ def test_a_tenant_enters_a_full_engine_up_to_its_share() -> None:
         queue.push("new", [(f"new {i}", 1)])
         queue.push("old", [(f"old {i}", 1)])
     full = Room(-3, -50, 2, 0, 8, {"old": 20})
-    assert queue.take(full, held=lambda _: 0) == [f"new {i}" for i in range(4)]
-    assert queue.take(full._replace(inside={"old": 20, "new": 4}), held=lambda _: 0) == []
+    assert queue.take(full, num_inside=lambda _: 0) == [f"new {i}" for i in range(4)]
+    assert queue.take(full._replace(inside={"old": 20, "new": 4}), num_inside=lambda _: 0) == []
     three = full._replace(inside={"old": 20, "new": 2, "few": 1})  # who leaves some to the others
-    assert queue.take(three, held=lambda _: 0) == ["new 4"]
+    assert queue.take(three, num_inside=lambda _: 0) == ["new 4"]
 
 
 def test_prompts_that_fill_a_step_wait_outside() -> None:
@@ -96,8 +96,8 @@ def test_prompts_that_fill_a_step_wait_outside() -> None:
 def test_alone_a_tenant_waits_for_a_free_slot() -> None:
     queue: Admission[str] = Admission()
     queue.push("a", [("one", 1)])
-    assert queue.take(Room(0, 9, 2, 0, 8, {"a": 8}), held=lambda _: 0) == []
-    assert queue.take(Room(0, 9, 2, 0, 8, {}), held=lambda _: 0) == []
+    assert queue.take(Room(0, 9, 2, 0, 8, {"a": 8}), num_inside=lambda _: 0) == []
+    assert queue.take(Room(0, 9, 2, 0, 8, {}), num_inside=lambda _: 0) == []
 
 
 # --- one key's load, another's short request ----------------------------------------------------

@@ -105,16 +105,16 @@ class KVCache:
         to compute, because its logits are wanted.
         """
         prefixes, chain = self._cached_prefix(seq)
-        held = [block for prefix in prefixes for block in prefix if block != NOWHERE]
+        cached_blocks = [block for prefix in prefixes for block in prefix if block != NOWHERE]
         most_by_group = self._most_by_group(upto, max_num_batched_tokens, seq.request.params)
         needs = [
             min(most + prefix.count(NOWHERE), self.blocks_for(upto)) - len(prefix)
             for most, prefix in zip(most_by_group, prefixes, strict=True)
         ]
         refs = self.pool.refs
-        if sum(needs) > len(self.pool.free) - sum(refs[block] == 0 for block in held):
+        if sum(needs) > len(self.pool.free) - sum(refs[block] == 0 for block in cached_blocks):
             return False
-        for block in held:
+        for block in cached_blocks:
             self.pool.share(block)
         tables = [
             (*prefix, *(self.pool.take(group) for _ in range(need)))
@@ -173,8 +173,8 @@ class KVCache:
             blocks = [table[i] for table in tables]
             if NOWHERE in blocks:
                 break  # it stayed private, and is gone
-            known = self._content(seq, i, seq.chain)
-            contents = [self.pool.publish(block, *known) for block in blocks]
+            identity = self._content(seq, i, seq.chain)
+            contents = [self.pool.publish(block, *identity) for block in blocks]
             if (content := contents[0]) is None:
                 break  # another content has this key: stay private
             for group, block in enumerate(blocks):
@@ -191,8 +191,8 @@ class KVCache:
 
         Needs no free block: the first to write into the shared last block takes a copy.
         """
-        held = self.blocks_for(parent.num_computed)
-        _set_tables(child, [table[:held] for table in (parent.table, *parent.others)])
+        num_blocks = self.blocks_for(parent.num_computed)
+        _set_tables(child, [table[:num_blocks] for table in (parent.table, *parent.others)])
         for block in held_blocks(child):
             self.pool.share(block)
         child.keys, child.chain = parent.keys.copy(), parent.chain.copy()
@@ -295,7 +295,7 @@ class KVCache:
         sequences = [*sequences]
         if self.states is not None:
             self.states.check(sequences)
-        held = [0] * len(self.pool.refs)
+        refs = [0] * len(self.pool.refs)
         for seq in sequences:
             tables = seq.table, *(seq.others or [()] * (len(self.windows) - 1))
             windows = self._windows(seq.request.params)
@@ -303,12 +303,12 @@ class KVCache:
                 self._check_table(seq, group, table, self._num_behind(window, seq.num_computed))
                 for block in table:
                     if block != NOWHERE:
-                        held[block] += 1
+                        refs[block] += 1
             room = min(map(len, tables)) * self.block_size
             assert max(seq.num_computed, seq.capacity) <= room, f"{seq.id} has too few blocks"
             assert len(seq.chain) * self.block_size <= seq.num_computed, f"{seq.id} ran ahead"
             assert seq.num_pending == len(seq.tokens) - seq.num_computed, f"{seq.id} miscounts"
-        assert held == self.pool.refs, "reference counts and tables disagree"
+        assert refs == self.pool.refs, "reference counts and tables disagree"
 
     def _check_table(
         self, seq: Sequence, group: int, table: tuple[int, ...], num_behind: int
@@ -320,8 +320,8 @@ class KVCache:
                 continue
             assert self.pool.group[block] == group, f"block {block} is of another group"
             if i < len(seq.chain):
-                known = self.pool.find(*self._content(seq, i, seq.chain))
-                is_known = known is not None and self.pool.content[block] is known
+                content = self.pool.find(*self._content(seq, i, seq.chain))
+                is_known = content is not None and self.pool.content[block] is content
                 assert is_known, f"block {i} of {seq.id} is not what the index says"
         written, writable = seq.num_computed // self.block_size, seq.capacity // self.block_size
         for block in table[written:writable]:
@@ -349,9 +349,9 @@ class KVCache:
         while not is_whole:  # a prefix that is cut for one group ends earlier for the others too
             is_whole = True
             for window, prefix in zip(self.windows, prefixes, strict=True):
-                seen = prefix[self._num_behind(window, end * self.block_size) : end]
-                if NOWHERE in seen:
-                    end -= len(seen) - seen.index(NOWHERE)
+                visible_blocks = prefix[self._num_behind(window, end * self.block_size) : end]
+                if NOWHERE in visible_blocks:
+                    end -= len(visible_blocks) - visible_blocks.index(NOWHERE)
                     is_whole = False
         for window, prefix in zip(self.windows, prefixes, strict=True):
             behind = self._num_behind(window, end * self.block_size)
@@ -396,7 +396,7 @@ class BlockPool:
         self.content: list[Content | None] = [None] * num_blocks
         self.group = [0] * num_blocks
         self.index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
-        self.known: WeakValueDictionary[bytes, Content] = WeakValueDictionary()
+        self.content_by_key: WeakValueDictionary[bytes, Content] = WeakValueDictionary()
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
@@ -439,7 +439,7 @@ class BlockPool:
 
     def find(self, key: bytes, parent: Content | bytes, tokens: tuple[int, ...]) -> Content | None:
         """Return just this content if it is known; equal keys alone are not believed."""
-        content = self.known.get(key)
+        content = self.content_by_key.get(key)
         if content is None or content.parent != parent or content.tokens != tokens:
             return None
         return content
@@ -450,9 +450,9 @@ class BlockPool:
         """Enter a full block into its group's index unless one is there; None: its key is taken."""
         content = self.find(key, parent, tokens)
         if content is None:
-            if key in self.known:
+            if key in self.content_by_key:
                 return None
-            content = self.known[key] = Content(key, parent, tokens)
+            content = self.content_by_key[key] = Content(key, parent, tokens)
         index = self.index[self.group[block]]
         if key not in index:
             index[key] = block
@@ -464,9 +464,11 @@ class BlockPool:
         assert all(refs >= 0 for refs in self.refs), "a block was released too often"
         unheld = [block for block, refs in enumerate(self.refs) if refs == 0]
         assert sorted(self.free) == unheld, "free list and reference counts disagree"
-        known = {block: content for block, content in enumerate(self.content) if content}
-        assert self.num_indexed == len(known), "index and contents disagree"
-        for block, content in known.items():
+        contents = {block: content for block, content in enumerate(self.content) if content}
+        assert self.num_indexed == len(contents), "index and contents disagree"
+        for block, content in contents.items():
             index = self.index[self.group[block]]
             assert index.get(content.key) == block, f"block {block} is not in the index"
-            assert self.known.get(content.key) is content, f"block {block} has unknown content"
+            assert self.content_by_key.get(content.key) is content, (
+                f"block {block} has unknown content"
+            )

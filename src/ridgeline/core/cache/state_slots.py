@@ -36,7 +36,7 @@ class StateSlots:
         self.checkpoints: OrderedDict[int, tuple[Content, int]] = OrderedDict()  # by their block
         self.free: list[int] = [*range(num_seqs + num_checkpoints)]
         self._saving: list[int] = []  # in the step under way
-        self._kept: dict[int, int] = {}  # in it: slot of a state, and of its copy before drafts
+        self._rollback: dict[int, int] = {}  # in it: slot of a state, and of its copy before drafts
 
     def _take(self) -> int:
         """Return a slot to write in. There is always one: so few are held."""
@@ -44,14 +44,14 @@ class StateSlots:
             self.free.append(self.checkpoints.popitem(last=False)[1][1])
         return self.free.pop()
 
-    def num_resumable(self, prefix: Listing[int], known: Listing[Content | None]) -> int:
+    def num_resumable(self, prefix: Listing[int], contents: Listing[Content | None]) -> int:
         """Return how many of a prefix's blocks lie before its last checkpoint.
 
-        ``known`` has the present content of each block; another one, even if equal, is not it.
+        ``contents`` has the present content of each block; another one, even if equal, is not it.
         """
         for count in range(len(prefix), 0, -1):
             checkpoint = self.checkpoints.get(prefix[count - 1])
-            if checkpoint is not None and checkpoint[0] is known[prefix[count - 1]]:
+            if checkpoint is not None and checkpoint[0] is contents[prefix[count - 1]]:
                 return count
         return 0
 
@@ -80,14 +80,14 @@ class StateSlots:
 
     def keep(self, seq: Sequence) -> bool:
         """Take a slot for a state before drafts, if fewer are copied than checkpoints may be."""
-        if len(self._kept) + len(self._saving) >= self.num_checkpoints:
+        if len(self._rollback) + len(self._saving) >= self.num_checkpoints:
             return False
-        self._kept[seq.state] = self._take()
+        self._rollback[seq.state] = self._take()
         return True
 
     def settle(self, seq: Sequence, *, is_right: bool) -> None:
         """Let a sequence go on behind its drafts, if it had some and all were right, or before."""
-        if (other := self._kept.pop(seq.state, -1)) >= 0:
+        if (other := self._rollback.pop(seq.state, -1)) >= 0:
             seq.state, other = (seq.state, other) if is_right else (other, seq.state)
             self.free.append(other)
 
@@ -108,12 +108,12 @@ class StateSlots:
             if seq.publish_at <= end:
                 points = {*range(every, end + 1, every), *((last,) if end == last else ())}
                 for at in sorted(points, reverse=True):  # the last is worth most
-                    num_taken = len(self._saving) + len(self._kept)
+                    num_taken = len(self._saving) + len(self._rollback)
                     if at >= seq.publish_at and num_taken < self.num_checkpoints:
                         self._saving.append(self._take())
                         save.insert(0, (at - item.start, self._saving[-1]))
             if item.drafts:
-                save.append((num_sure, self._kept[seq.state]))
+                save.append((num_sure, self._rollback[seq.state]))
             work[i] = item._replace(state=seq.state, save=tuple(save))
 
     def publish(self, slot: int, block: int, content: Content) -> None:
@@ -137,8 +137,8 @@ class StateSlots:
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless every slot is held once, and all that run hold one."""
         live = [seq.state for seq in sequences]
-        kept = [slot for _, slot in self.checkpoints.values()]
-        slots = sorted([*self.free, *live, *kept, *self._saving, *self._kept.values()])
+        checkpoints = [slot for _, slot in self.checkpoints.values()]
+        slots = sorted([*self.free, *live, *checkpoints, *self._saving, *self._rollback.values()])
         assert slots == [*range(len(slots))], "a slot is lost, or has two holders"
-        assert {*self._kept} <= {*live}, "a state before drafts has no sequence"
+        assert {*self._rollback} <= {*live}, "a state before drafts has no sequence"
         assert {new for _, new in self.copies} <= {*live}, "a copy into a slot without a holder"

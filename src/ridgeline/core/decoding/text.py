@@ -41,7 +41,7 @@ class TextStream:
         self._stop = stop
         self._shows_stop = shows_stop
         self._ready = ""  # final, not yet taken
-        self._held = ""  # may be the beginning of a stop string
+        self._pending = ""  # may be the beginning of a stop string
         self._ended = False
 
     def feed(self, token: int, may_stop: bool) -> str | None:
@@ -65,27 +65,27 @@ class TextStream:
         """No token will follow: held-back text is final."""
         if not self._ended:
             self._ended = True
-            self._ready += self._held + self._decoder.flush()
-            self._held = ""
+            self._ready += self._pending + self._decoder.flush()
+            self._pending = ""
 
     def _push(self, piece: str, may_stop: bool) -> str | None:
         if not self._stop or not may_stop:
-            self._ready += self._held + piece
-            self._held = ""
+            self._ready += self._pending + piece
+            self._pending = ""
             return None
-        text = self._held + piece
+        text = self._pending + piece
         matches = [
             (text.find(stop) + len(stop), -len(stop), stop) for stop in self._stop if stop in text
         ]
         if matches:
             end, negative_length, stop = min(matches)
             self._ready += text[: end if self._shows_stop else end + negative_length]
-            self._held, self._ended = "", True
+            self._pending, self._ended = "", True
             return stop
-        held = self._longest_beginning(text)
-        cut = len(text) - held
+        num_pending = self._longest_beginning(text)
+        cut = len(text) - num_pending
         self._ready += text[:cut]
-        self._held = text[cut:]
+        self._pending = text[cut:]
         return None
 
     def _longest_beginning(self, text: str) -> int:
@@ -109,13 +109,13 @@ class HeldEntries(Generic[Entry]):
         self._text = text
         self._num_fed = self._num_shown = 0  # characters
         self._num_known = self._num_told = 0  # of those that are no longer held, and of entries
-        self._held: deque[tuple[int, bool, Entry]] = deque()
+        self._pending: deque[tuple[int, bool, Entry]] = deque()
 
     def feed(self, token: int, entry: Entry) -> None:
         """Take what is told of the next token."""
         self._text.feed(token, may_stop=False)
         self._num_fed += len(self._text.take())
-        self._held.append((self._num_fed, self._text.is_whole, entry))
+        self._pending.append((self._num_fed, self._text.is_whole, entry))
 
     def take(self, num_chars: int, num_unread: int = 0, *, is_over: bool) -> list[Entry]:
         """Return the entries that may be told now, in order.
@@ -128,14 +128,14 @@ class HeldEntries(Generic[Entry]):
         self._num_shown += num_chars
         self._num_known = self._num_shown - num_unread
         num_told = 0
-        for place, (end, is_whole, _) in enumerate(self._held, start=1):
+        for place, (end, is_whole, _) in enumerate(self._pending, start=1):
             if is_over or (is_whole and end <= self._num_shown - num_unread):
                 num_told = place
         if num_told:
-            self._num_told = self._held[num_told - 1][0]
-        return [self._held.popleft()[2] for _ in range(num_told)]
+            self._num_told = self._pending[num_told - 1][0]
+        return [self._pending.popleft()[2] for _ in range(num_told)]
 
     def drop_begun(self) -> None:
         """Drop the next entry if a part of its text is known."""
-        if self._held and self._num_told < self._num_known:
-            self._num_told = self._held.popleft()[0]
+        if self._pending and self._num_told < self._num_known:
+            self._num_told = self._pending.popleft()[0]

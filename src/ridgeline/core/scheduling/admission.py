@@ -123,12 +123,12 @@ class Admission(Generic[Item]):
             insort(queue.prompts, prompt, key=lambda one: one.finish)
         self._num_waiting += len(prompts)
 
-    def take(self, room: Room, held: Callable[[Item], int]) -> list[Item]:
+    def take(self, room: Room, num_inside: Callable[[Item], int]) -> list[Item]:
         """Return the items that enter now, in order; their prompts count as served.
 
         Args:
             room: what the engine could start.
-            held: how many sequences the request of an item has in the engine.
+            num_inside: how many sequences the request of an item has in the engine.
         """
         taken: list[Item] = []
         seqs, tokens, short_len, short_tokens, most, _ = room
@@ -140,7 +140,7 @@ class Admission(Generic[Item]):
             return bool(others) and inside[name] < fair_share([*others, most], most)
 
         def fits(prompt: _Prompt[Item]) -> bool:  # beside what its request has in the engine
-            num_held = has.setdefault(prompt.request, held(prompt.item))
+            num_held = has.setdefault(prompt.request, num_inside(prompt.item))
             num_free = seqs - prompt.num_seqs
             return not num_held or num_held + prompt.num_seqs <= _SEQS_PER_FREE_SLOT * num_free
 
@@ -153,7 +153,7 @@ class Admission(Generic[Item]):
         most_new = _MOST_NEW if len(self._tenants) > 1 else self._num_waiting
         while len(taken) < most_new and (prompt := self._pop(index_of)):
             taken.append(prompt.item)
-            has[prompt.request] = has.get(prompt.request, held(prompt.item)) + prompt.num_seqs
+            has[prompt.request] = has.get(prompt.request, num_inside(prompt.item)) + prompt.num_seqs
             inside[prompt.tenant] += prompt.num_seqs
             seqs, tokens = seqs - prompt.num_seqs, tokens - prompt.num_tokens
             if prompt.num_tokens <= short_len:

@@ -78,16 +78,16 @@ def _in_turn(decoding: Queue, min_chunk: int) -> Iterator[Sequence]:
 
 def _chunks(group: Queue, left: int, *, is_read: bool, is_held_up: bool) -> _Chunks:
     """Yield an owner's first prompt, then others, short ones first; ranked tokens take twice."""
-    kept, (first, *others) = 0, group
+    num_reserved, (first, *others) = 0, group
     if is_read:
         others.sort(key=lambda seq: (*_due_s(seq), seq.num_pending))
         alike = (seq for seq in others if first.request.due_s == inf or seq.request.due_s < inf)
         shorter = (n for n in map(_num_pending, alike) if n < first.num_pending)
-        kept = min(sum(shorter), left // 2)
+        num_reserved = min(sum(shorter), left // 2)
     runs = next((seq for seq in group if seq.status is Status.RUNNING), None)
     for seq in (first, *others):
         cost = 2 if is_held_up and seq.request.params.prompt_logprobs is not None else 1
-        wanted, kept = min(seq.num_pending, max(1, (left - kept) // cost)), 0
+        wanted, num_reserved = min(seq.num_pending, max(1, (left - num_reserved) // cost)), 0
         if left > 0 or seq is runs:  # those before it may wait for its blocks
             yield seq, wanted
             left -= cost * min(seq.num_pending, wanted)

@@ -228,16 +228,16 @@ class Tier:
         """Queue a block that was published, and its state, unless files have it or it is gone."""
         pool = self._kv.pool
         blocks = [index.get(key) for index in pool.index]
-        known = [block for block in blocks if block is not None]
-        if len(known) < len(blocks):
+        present = [block for block in blocks if block is not None]
+        if len(present) < len(blocks):
             return
-        content = pool.content[known[0]]
+        content = pool.content[present[0]]
         assert content is not None
         parent = content.parent if isinstance(content.parent, bytes) else content.parent.key
-        self._put(key, parent, content.tokens, lambda: self._blocks[known].tobytes())
+        self._put(key, parent, content.tokens, lambda: self._blocks[present].tobytes())
         if self._slots is None:
             return
-        checkpoint = self._slots.checkpoints.get(known[0])
+        checkpoint = self._slots.checkpoints.get(present[0])
         if checkpoint is not None and checkpoint[0] is content:
             copied = partial(self._copied_state, checkpoint[1])
             self._put(_state_key(key), key, content.tokens, copied)
@@ -414,18 +414,18 @@ class Tier:
         self, expected: Iterable[tuple[bytes, bytes, tuple[int, ...]]], rooms: Sequence[memoryview]
     ) -> list[KeptBlock]:
         """Return records, each with its key, parent and tokens, up to the first that is another."""
-        found: list[KeptBlock] = []
+        records: list[KeptBlock] = []
         begin_s = time.perf_counter()
         for (key, parent, tokens), room in zip(expected, rooms, strict=False):
             record = self._segments.read(key, room)
             if record is None or (record.parent, record.tokens) != (parent, tokens):
                 break
-            found.append(record)
+            records.append(record)
         took_s = max(time.perf_counter() - begin_s, 1e-9)
-        if found:
-            now = len(found) * len(rooms[0]) / took_s
+        if records:
+            now = len(records) * len(rooms[0]) / took_s
             self._read_bytes_per_s = _mixed(self._read_bytes_per_s, now)
-        return found
+        return records
 
     def _place(self, wanted: KeptPrompt, first: int, records: Sequence[KeptBlock]) -> int:
         """Put records, from ``first``, into free blocks, between two steps; return how many.
@@ -436,16 +436,16 @@ class Tier:
         kv, pool = self._kv, self._kv.pool
         end, size = len(wanted.keys), kv.block_size
         behind = [0 if w is None else max(end * size - w + 1, 0) // size for w in kv.windows]
-        held, chain = list[int](), list[Content]()
+        shared_blocks, chain = list[int](), list[Content]()
         num_placed = 0
         for i in range(first + len(records)):
             parent = chain[-1] if chain else wanted.root
-            known = wanted.keys[i], parent, wanted.tokens[i]
-            content = pool.find(*known)
-            if content is None and known[0] in pool.known:
+            identity = wanted.keys[i], parent, wanted.tokens[i]
+            content = pool.find(*identity)
+            if content is None and identity[0] in pool.content_by_key:
                 break  # another content has this key
-            content = content or Content(*known)
-            pool.known[content.key] = content
+            content = content or Content(*identity)
+            pool.content_by_key[content.key] = content
             chain.append(content)
             absent = [
                 group
@@ -455,7 +455,7 @@ class Tier:
             present = [index[content.key] for index in pool.index if content.key in index]
             for block in present:
                 pool.share(block)
-            held += present
+            shared_blocks += present
             if not absent:
                 continue
             if i < first or len(pool.free) < len(absent):  # it was there, and is gone
@@ -465,10 +465,10 @@ class Tier:
             for group in absent:
                 block = pool.take(group)
                 self._blocks[block] = parts[group]
-                pool.publish(block, *known)
-                held.append(block)
+                pool.publish(block, *identity)
+                shared_blocks.append(block)
             num_placed += 1
-        for block in reversed(held):
+        for block in reversed(shared_blocks):
             pool.release(block)
         self.counts["read"] += num_placed
         return num_placed
@@ -508,5 +508,5 @@ def _state_key(key: bytes) -> bytes:
     return blake2b(key, digest_size=16, person=b"state").digest()
 
 
-def _mixed(known: float | None, new: float) -> float:
-    return new if known is None else known + _NEW_SHARE * (new - known)
+def _mixed(average: float | None, new: float) -> float:
+    return new if average is None else average + _NEW_SHARE * (new - average)

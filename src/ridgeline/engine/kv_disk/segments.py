@@ -247,10 +247,10 @@ class Segments:
         Any thread may call.
         """
         with self._lock:
-            found = self._index.get(key)
-            if found is None:
+            place = self._index.get(key)
+            if place is None:
                 return None
-            segment, number = found
+            segment, number = place
             self._clock += 1
             segment.used = self._clock
         record = None
@@ -260,7 +260,7 @@ class Segments:
         if record is None or record.key != key:
             with self._lock:
                 self.num_bad += 1
-                if self._index.get(key) == found:
+                if self._index.get(key) == place:
                     del self._index[key]
             return None
         return record

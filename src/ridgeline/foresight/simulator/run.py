@@ -291,7 +291,7 @@ class Replica:
         """Let in whom the engine could start. Raises ValueError if a request can never run."""
         for prompt in self.front.take(
             self.engine.scheduler.room,
-            held=lambda prompt: self._held[prompt.push],
+            num_inside=lambda prompt: self._held[prompt.push],
             is_busy=self.engine.has_work(),
             gives_way=gives_way,
             num_since=self.engine.num_since,

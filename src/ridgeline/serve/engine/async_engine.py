@@ -267,7 +267,7 @@ class AsyncEngine(EngineClient):
             gave_way, gives_way = self._front.load.gives_way, self._is_waited_for()
             arrivals = self._front.take(
                 self._engine.scheduler.room,
-                held=lambda item: self._held[item[0]],
+                num_inside=lambda item: self._held[item[0]],
                 is_busy=self._engine.has_work(),
                 gives_way=gives_way,
                 num_since=self._engine.num_since,
