@@ -227,7 +227,7 @@ MUTANTS = (
            "what enters now is not held"),
     Mutant(ADMISSION, "not num_held or ", "",
            "a prompt of many answers never enters"),
-    Mutant(POLICIES, "num_reserved = min(sum(shorter), left // 2)", "num_reserved = 0 * sum(shorter)",
+    Mutant(POLICIES, "num_reserved = min(sum(shorter), left // 2)", "num_reserved = 0",
            "the oldest prompt takes all"),
     Mutant(POLICIES, "is_shared or (is_read and decoding > 0)", "is_shared or decoding > 0",
            "prompts are held back though nobody reads along"),

@@ -84,7 +84,7 @@ def _growth_mib(model: Path, count: int, rng: random.Random) -> tuple[float, flo
             level = level or now
         grammars = served.llm.text._grammars
         assert grammars is not None
-        return (now - level) / 2**20, grammars.kept_bytes / 2**20
+        return (now - level) / 2**20, grammars.cached_bytes / 2**20
 
 
 def _post(path: str, body: Any) -> Ask:

@@ -309,7 +309,7 @@ class TextProcessor:
         """Return what makes the constraint of each answer, for ``Engine.add``; None for none.
 
         ``form`` is what a message may have besides. Raises ValueError, with the reason, for a form
-        that cannot be had, and ``NotKept`` if a grammar must not be compiled and is not kept.
+        that cannot be had, and ``NotCached`` if a grammar must not be compiled and is not cached.
         """
         structured = params.structured_outputs
         if structured is None and (form is None or form.tools is None):

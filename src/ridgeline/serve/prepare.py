@@ -28,7 +28,7 @@ from ridgeline.serve.http.fair_pool import WorkPools
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_body import contradiction
 from ridgeline.serve.observe.metrics import Metrics
-from ridgeline.text.grammar import NotKept
+from ridgeline.text.grammar import NotCached
 from ridgeline.text.infill import File
 from ridgeline.text.messages.message import MessageForm
 from ridgeline.text.messages.tools import ToolUse
@@ -369,7 +369,7 @@ class Preparer:
         else:
             try:
                 prepared = await self._work.prompts.run(partial(prepare, may_compile=False))
-            except NotKept:
+            except NotCached:
                 prepared = await self._work.grammars.run(partial(prepare, may_compile=True))
         is_capped = (body.longest or 0) > room
         if is_capped and self._options.strict:
@@ -393,7 +393,7 @@ class Preparer:
         is_middle: bool,
         may_compile: bool,
     ) -> Prepared:
-        """Do what ``prepare`` says. Raises NotKept if a grammar must not be compiled and has to."""
+        """Do what ``prepare`` says. Raises NotCached if a grammar would have to be compiled."""
         wanted = wanted_form(body.form_fields)
         self._check_task(params)
         params = self._text.ending_at_fim(params) if is_middle else params

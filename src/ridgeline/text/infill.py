@@ -99,8 +99,8 @@ def find_fim_tokens(
             return None
     for role, names in (("pad", _PADS), ("repo", _REPOS), ("file", _FILES)):
         if ids_by_role[role] is None:
-            known = (i for name in names if (i := tokenizer.control_id(name)) is not None)
-            ids_by_role[role] = next(known, None)
+            control_ids = (i for name in names if (i := tokenizer.control_id(name)) is not None)
+            ids_by_role[role] = next(control_ids, None)
     return FimTokens(**ids_by_role)  # type: ignore[arg-type]  # the first three are not None
 
 

@@ -103,11 +103,11 @@ class Lexicon:
     def _pieces(self) -> tuple[bytes, ...]:
         """The text of each token, none of control tokens and of ids that the tokenizer lacks."""
         tokenizer = self._tokenizer
-        known = tuple(
+        pieces = tuple(
             b"" if tokenizer.is_special(token) else tokenizer.token_bytes(token)
             for token in range(tokenizer.vocab_size)
         )
-        return known + (b"",) * (self._vocab_size - len(known))
+        return pieces + (b"",) * (self._vocab_size - len(pieces))
 
     @cached_property
     def _texts(self) -> tuple[bytes, list[int]]:

@@ -17,7 +17,7 @@ import pytest
 
 from ridgeline.system.machine import give_back, memory_in_use, memory_of
 from ridgeline.system.process import NUM_PROCESSES
-from ridgeline.text.grammar import GrammarError, NotKept, grammars
+from ridgeline.text.grammar import GrammarError, NotCached, grammars
 from ridgeline.text.grammar.grammars import Grammars, GrammarState, Source
 from tests.text.grammar.test_grammars import EOS, Bytes, after, allowed
 from tests.waiting import PATIENCE_S, eventually
@@ -73,7 +73,9 @@ def growth(kind: Callable[[int], tuple[Source, bytes]], count: int) -> int:
         before = memory_of(os.getpid()).private_bytes
         for i in range(count, 3 * count):
             use(of_bytes, *kind(i))
-            assert of_bytes.kept_bytes < grammars._KEPT_BYTES + 24 * MIB  # the last one has grown
+            assert (
+                of_bytes.cached_bytes < grammars._CACHE_BYTES + 24 * MIB
+            )  # the last one has grown
         return memory_of(os.getpid()).private_bytes - before
 
 
@@ -83,10 +85,10 @@ def counted_and_taken(kind: Callable[[int], tuple[Source, bytes]], count: int) -
         use(of_bytes, *small(1000))  # builds the vocabulary
         gc.collect()
         give_back()
-        counted, taken = of_bytes.kept_bytes, memory_in_use()
+        counted, taken = of_bytes.cached_bytes, memory_in_use()
         for i in range(count):
             use(of_bytes, *kind(i))
-        return of_bytes.kept_bytes - counted, memory_in_use() - taken
+        return of_bytes.cached_bytes - counted, memory_in_use() - taken
 
 
 def alone(call: str) -> Any:
@@ -114,13 +116,13 @@ def test_what_was_used_last_is_kept(of_bytes: Grammars) -> None:
         use(of_bytes, *often)
         use(of_bytes, *small(i))
     of_bytes.constraint(often[0], may_compile=False)
-    with pytest.raises(NotKept):
+    with pytest.raises(NotCached):
         of_bytes.constraint(small(0)[0], may_compile=False)
 
 
 def test_a_refusal_is_kept_too(of_bytes: Grammars) -> None:
     wrong = schema({"type": "integer", "minimum": 2, "maximum": 1})
-    with pytest.raises(NotKept):
+    with pytest.raises(NotCached):
         of_bytes.constraint(wrong, may_compile=False)
     for may_compile in (True, False):
         with pytest.raises(GrammarError):

@@ -17,5 +17,5 @@ class GrammarError(ValueError):
         self.reason = reason
 
 
-class NotKept(LookupError):
+class NotCached(LookupError):
     """A grammar would have to be compiled first, which takes time."""

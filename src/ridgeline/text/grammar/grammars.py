@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from ridgeline.system.process import BUSY_TIMES, Children
-from ridgeline.text.grammar import GrammarError, NotKept
+from ridgeline.text.grammar import GrammarError, NotCached
 from ridgeline.text.grammar.process import LIMITS, Vocabulary
 from ridgeline.text.json_schema import WHITESPACE
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
@@ -36,8 +36,8 @@ except ImportError:  # Windows
 _KNOWS_PAGES = hasattr(resource, "RUSAGE_THREAD")  # of one thread: on Linux
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if _KNOWS_PAGES else 0
 _PROGRAM = Path(__file__).with_name("process.py")
-_KEPT_BYTES = 32 << 20  # of memory
-_LEAST_BYTES = 1 << 12  # of what is kept, an error among it
+_CACHE_BYTES = 32 << 20  # of memory
+_LEAST_BYTES = 1 << 12  # of an entry, an error among them
 _UNKNOWN_BYTES = 1 << 20  # where the process cannot measure
 
 
@@ -84,8 +84,8 @@ class Grammars:
         self._tokenizer, self._eos_ids = tokenizer, list(eos_ids)
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self._give_back = give_back
-        self._lock = threading.Lock()  # around what is kept, never for longer than a moment
-        self._kept: OrderedDict[Source, _KeptGrammar] = OrderedDict()
+        self._lock = threading.Lock()  # around the cache, never for longer than a moment
+        self._grammars: OrderedDict[Source, _CachedGrammar] = OrderedDict()
         self._freed_bytes = 0  # since it was given back
         self._children = Children(_PROGRAM, self._greeting)
         self._building = threading.Lock()
@@ -94,7 +94,7 @@ class Grammars:
     def constraint(self, source: Source, *, may_compile: bool = True) -> NewState:
         """Return what begins an answer. Raises GrammarError, with the reason, if nothing can.
 
-        Raises NotKept if it had to be compiled and must not be (``may_compile``).
+        Raises NotCached if it had to be compiled and must not be (``may_compile``).
         """
         num_bytes = _size(source)
         if num_bytes > self._max_bytes:
@@ -103,58 +103,58 @@ class Grammars:
                 f"(--max-grammar-bytes)",
                 "too_long",
             )
-        kept = self._found(source)
-        if kept is None:
+        grammar = self._lookup(source)
+        if grammar is None:
             if not may_compile:
-                raise NotKept
-            kept = self._compiled(source)
-            self._keep(source, kept)
-        matcher = kept.matcher
+                raise NotCached
+            grammar = self._compiled(source)
+            self._store(source, grammar)
+        matcher = grammar.matcher
         if isinstance(matcher, GrammarError):
             raise GrammarError(str(matcher), matcher.reason)  # not itself: it would keep traces
-        return NewState(matcher, frozenset(self._eos_ids), kept)
+        return NewState(matcher, frozenset(self._eos_ids), grammar)
 
     def close(self) -> None:
         """End the processes, if there are such."""
         self._children.close()
 
     @property
-    def kept_bytes(self) -> int:
-        """The memory that kept grammars take, as far as it is known."""
+    def cached_bytes(self) -> int:
+        """The memory that cached grammars take, as far as it is known."""
         with self._lock:
-            return sum(one.num_bytes for one in self._kept.values())
+            return sum(one.num_bytes for one in self._grammars.values())
 
-    def _found(self, source: Source) -> _KeptGrammar | None:
+    def _lookup(self, source: Source) -> _CachedGrammar | None:
         with self._lock:
-            if source in self._kept:
-                self._kept.move_to_end(source)
-            return self._kept.get(source)
+            if source in self._grammars:
+                self._grammars.move_to_end(source)
+            return self._grammars.get(source)
 
-    def _keep(self, source: Source, kept: _KeptGrammar) -> None:
+    def _store(self, source: Source, grammar: _CachedGrammar) -> None:
         """Keep a grammar, and no longer those that were used longest ago if it is too much."""
         with self._lock:
-            self._kept[source] = kept
-            num_bytes = sum(one.num_bytes for one in self._kept.values())  # they may have grown
-            while num_bytes > _KEPT_BYTES:
-                freed = self._kept.popitem(last=False)[1].num_bytes
+            self._grammars[source] = grammar
+            num_bytes = sum(one.num_bytes for one in self._grammars.values())  # they may have grown
+            while num_bytes > _CACHE_BYTES:
+                freed = self._grammars.popitem(last=False)[1].num_bytes
                 num_bytes -= freed
                 self._freed_bytes += freed
-            is_much = self._freed_bytes > _KEPT_BYTES // 4
+            is_much = self._freed_bytes > _CACHE_BYTES // 4
             if is_much:
                 self._freed_bytes = 0
         if is_much:
             self._give_back()
 
-    def _compiled(self, source: Source) -> _KeptGrammar:
+    def _compiled(self, source: Source) -> _CachedGrammar:
         """Return a grammar, or why it is none.
 
         Raises GrammarError if it takes too long, and ChildProcessError if nothing can be compiled,
         or not in time: the machine is too busy.
         """
-        asked = {**source._asdict(), "schemas": json.loads(source.schemas or "[]")}
-        asked["limit_s"], limit_s = self._timeout_s, BUSY_TIMES * self._timeout_s
+        request = {**source._asdict(), "schemas": json.loads(source.schemas or "[]")}
+        request["limit_s"], limit_s = self._timeout_s, BUSY_TIMES * self._timeout_s
         try:
-            answer: dict[str, Any] | None = self._children.ask(asked, limit_s)
+            answer: dict[str, Any] | None = self._children.ask(request, limit_s)
         except ChildProcessError as error:
             raise ChildProcessError(f"grammars cannot be compiled now: {error}") from None
         if answer is None:
@@ -165,11 +165,11 @@ class Grammars:
             )
         least_bytes = _LEAST_BYTES + _size(source)
         if "error" in answer:
-            return _KeptGrammar(GrammarError(answer["error"], "invalid"), least_bytes)
+            return _CachedGrammar(GrammarError(answer["error"], "invalid"), least_bytes)
         limits = LLParserLimits(**LIMITS)
         matcher = LLMatcher(self._tokens(), answer["grammar"], log_level=0, limits=limits)
         built_bytes = least_bytes + (answer["built_bytes"] or _UNKNOWN_BYTES)
-        return _KeptGrammar(matcher, built_bytes, answer["mask_bytes"], tuple(answer["ignored"]))
+        return _CachedGrammar(matcher, built_bytes, answer["mask_bytes"], tuple(answer["ignored"]))
 
     # --- the vocabulary ------------------------------------------------------------------------
 
@@ -206,8 +206,8 @@ class Grammars:
             return self._library
 
 
-class _KeptGrammar:
-    """A grammar that is kept, or why it is none, and the memory that it takes.
+class _CachedGrammar:
+    """A grammar in the cache, or why it is none, and the memory that it takes.
 
     Attributes:
         grown_bytes: what masks have added.
@@ -236,24 +236,26 @@ class NewState:
 
     matcher: LLMatcher
     eos_ids: frozenset[int]
-    kept: _KeptGrammar
+    grammar: _CachedGrammar
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Paths of what the grammar's schemas say and it does not hold to."""
-        return self.kept.ignored
+        return self.grammar.ignored
 
     def __call__(self) -> GrammarState:
         """Begin one."""
-        return GrammarState(self.matcher.deep_copy(), self.eos_ids, self.kept)
+        return GrammarState(self.matcher.deep_copy(), self.eos_ids, self.grammar)
 
 
 class GrammarState:
     """How far one answer has come: a ``core.request.Constraint``."""
 
-    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int], kept: _KeptGrammar) -> None:
-        """Begin with a matcher of its own, a copy of one that is ``kept``."""
-        self._matcher, self._eos_ids, self._kept = matcher, eos_ids, kept
+    def __init__(
+        self, matcher: LLMatcher, eos_ids: frozenset[int], grammar: _CachedGrammar
+    ) -> None:
+        """Begin with a matcher of its own, a copy of that of the cached ``grammar``."""
+        self._matcher, self._eos_ids, self._grammar = matcher, eos_ids, grammar
 
     @property
     def is_over(self) -> bool:
@@ -266,7 +268,7 @@ class GrammarState:
         masks = [_mask(self._matcher)]
         if drafts:
             self._add_masks_behind(drafts, masks)
-        self._kept.grown_bytes += _touched_bytes() - before
+        self._grammar.grown_bytes += _touched_bytes() - before
         return tuple(masks)
 
     def _add_masks_behind(self, drafts: tuple[int, ...], masks: list[bytes]) -> None:
@@ -292,7 +294,7 @@ class GrammarState:
 
     def fork(self) -> GrammarState:
         """Return another that has come as far, for an answer with the same beginning."""
-        return GrammarState(self._matcher.deep_copy(), self._eos_ids, self._kept)
+        return GrammarState(self._matcher.deep_copy(), self._eos_ids, self._grammar)
 
 
 def _touched_bytes() -> int:

@@ -61,24 +61,24 @@ def main() -> None:
     limits.begin(_MAX_PROCESS_BYTES)
     threading.stack_size(_STACK_BYTES)
     lines = limits.lines()
-    told = json.loads(next(lines))
-    tokens = [b64decode(token) for token in told["tokens"]]
-    vocabulary = Vocabulary(tokens, told["special_ids"], told["eos_ids"][0])
+    greeting = json.loads(next(lines))
+    tokens = [b64decode(token) for token in greeting["tokens"]]
+    vocabulary = Vocabulary(tokens, greeting["special_ids"], greeting["eos_ids"][0])
     wrapper = TokenizerWrapper(vocabulary)
-    tokenizer = LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=told["eos_ids"])
+    tokenizer = LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=greeting["eos_ids"])
     vocabulary.encode = tokenizer.greedy_tokenize  # near enough to see whether anything may follow
     limits.answer({})
     for line in lines:
-        asked = json.loads(line)
-        limits.bound_cpu(asked["limit_s"])
+        request = json.loads(line)
+        limits.bound_cpu(request["limit_s"])
         answer: dict[str, Any] = {}
-        worker = threading.Thread(target=_compile, args=(tokenizer, asked, answer))
+        worker = threading.Thread(target=_compile, args=(tokenizer, request, answer))
         worker.start()
         worker.join()
         limits.answer(answer)
 
 
-def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, Any]) -> None:
+def _compile(tokenizer: LLTokenizer, request: dict[str, Any], answer: dict[str, Any]) -> None:
     """Put the library's form of a grammar into ``answer``, or what is wrong with it.
 
     With it, ``ignored``: paths of what its schemas say and it does not hold to; ``built_bytes`` and
@@ -86,7 +86,7 @@ def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, An
     """
     try:
         ignored = list[str]()
-        grammar = _grammar(asked, ignored)
+        grammar = _grammar(request, ignored)
         before = allocated_bytes()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         error, built = matcher.get_error(), allocated_bytes()
@@ -103,39 +103,41 @@ def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, An
         answer["error"] = _line(str(error) or type(error).__name__)
 
 
-def _grammar(asked: dict[str, Any], ignored: list[str]) -> str:
+def _grammar(request: dict[str, Any], ignored: list[str]) -> str:
     """Return the library's form of what is asked for: one grammar, or several that call others."""
-    kind, text = str(asked["kind"]), str(asked["text"])
+    kind, text = str(request["kind"]), str(request["text"])
     if kind == "json":
-        found = written(json.loads(text), is_strict=True, whitespace=asked["whitespace"])
-        text = found.text
-        ignored += [f"schema.{path}" for path in found.ignored]
+        form = written(json.loads(text), is_strict=True, whitespace=request["whitespace"])
+        text = form.text
+        ignored += [f"schema.{path}" for path in form.ignored]
     elif kind == "regex":
         [grammar] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
         text = grammar["lark_grammar"]
     elif kind == "grammar":
         text = any_to_lark(text)
-    named = {f"s{i}": _of_tool(one, ignored) for i, one in enumerate(asked["schemas"])}
-    if asked["frame"]:
-        named, text = {"body": text, **named} if text else named, asked["frame"]
+    named = {f"s{i}": _of_tool(one, ignored) for i, one in enumerate(request["schemas"])}
+    if request["frame"]:
+        named, text = {"body": text, **named} if text else named, request["frame"]
     if not named:
         return text
     others = [{"name": name, "lark_grammar": one} for name, one in named.items()]
     return json.dumps({"grammars": [{"lark_grammar": text}, *others]})
 
 
-def _of_tool(asked: dict[str, Any], ignored: list[str]) -> str:
+def _of_tool(tool_schema: dict[str, Any], ignored: list[str]) -> str:
     """Return the grammar of a tool's arguments, or of one of them."""
-    at, is_strict = asked["at"], asked["is_strict"]
+    at, is_strict = tool_schema["at"], tool_schema["is_strict"]
     try:
-        found = written(asked["schema"], is_strict=is_strict, at=at, inside=tuple(asked["inside"]))
+        form = written(
+            tool_schema["schema"], is_strict=is_strict, at=at, inside=tuple(tool_schema["inside"])
+        )
     except SchemaError:
         if is_strict:
             raise
         ignored.append(at)
-        return written(ANY_OBJECT if not asked["inside"] else True, is_strict=True).text
-    ignored += found.ignored
-    return found.text
+        return written(ANY_OBJECT if not tool_schema["inside"] else True, is_strict=True).text
+    ignored += form.ignored
+    return form.text
 
 
 def _line(text: str) -> str:

@@ -62,13 +62,13 @@ class _Automaton:
 
     def closure(self, states: Iterable[int]) -> frozenset[int]:
         """Return all states that need no character."""
-        found, todo = set(states), list(states)
+        visited, todo = set(states), list(states)
         while todo:
             for state in self.free[todo.pop()]:
-                if state not in found:
-                    found.add(state)
+                if state not in visited:
+                    visited.add(state)
                     todo.append(state)
-        return frozenset(found)
+        return frozenset(visited)
 
     def after(self, states: frozenset[int], point: int) -> frozenset[int]:
         """Return the states behind one character."""
@@ -99,22 +99,22 @@ def matches(regex: Regex, text: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def can_be(asked: Pattern, least: int = 0, most: int | None = None) -> bool:
+def can_be(pattern: Pattern, least: int = 0, most: int | None = None) -> bool:
     """Return whether a string of ``least`` to ``most`` characters fits; yes if that takes long."""
     try:
-        automata = [_automaton(one) for one in (*asked.must, *asked.must_not)]
+        automata = [_automaton(one) for one in (*pattern.must, *pattern.must_not)]
     except PatternError:
         return True
     sets = [chars for one in automata for moves in one.moves for chars, _ in moves]
     points = list(charsets.samples(sets))
     cap = least if most is None else most + 1
     first = tuple(one.closure([one.start]) for one in automata)
-    seen, todo, num_moves = {(first, 0)}, [(first, 0)], 0
+    visited, todo, num_moves = {(first, 0)}, [(first, 0)], 0
     while todo:
         states, length = todo.pop()
         if length >= least and (most is None or length <= most):
             ends = [one.end in at for one, at in zip(automata, states, strict=True)]
-            if all(ends[: len(asked.must)]) and not any(ends[len(asked.must) :]):
+            if all(ends[: len(pattern.must)]) and not any(ends[len(pattern.must) :]):
                 return True
         for point in points:
             num_moves += len(automata) + sum(map(len, states)) // 8
@@ -123,7 +123,7 @@ def can_be(asked: Pattern, least: int = 0, most: int | None = None) -> bool:
             pairs = zip(automata, states, strict=True)
             behind = tuple(one.after(at, point) for one, at in pairs), min(length + 1, cap)
             is_short = most is None or behind[1] <= most
-            if is_short and all(behind[0][: len(asked.must)]) and behind not in seen:
-                seen.add(behind)
+            if is_short and all(behind[0][: len(pattern.must)]) and behind not in visited:
+                visited.add(behind)
                 todo.append(behind)
     return False

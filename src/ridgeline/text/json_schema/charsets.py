@@ -29,12 +29,12 @@ def ranges(pairs: Iterable[tuple[int, int]]) -> Ranges:
 
 def complement(chars: Ranges) -> Ranges:
     """Return all other code points."""
-    found, begin = list[tuple[int, int]](), 0
+    gaps, begin = list[tuple[int, int]](), 0
     for low, high in chars:
         if begin < low:
-            found.append((begin, low - 1))
+            gaps.append((begin, low - 1))
         begin = high + 1
-    return (*found, (begin, _LAST)) if begin <= _LAST else tuple(found)
+    return (*gaps, (begin, _LAST)) if begin <= _LAST else tuple(gaps)
 
 
 def without(chars: Ranges, others: Ranges) -> Ranges:

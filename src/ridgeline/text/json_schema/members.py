@@ -77,10 +77,10 @@ class MemberResolver:
         if branch in self._dead:
             return self._dead[branch]
         shape = shape_of(self._reader, branch)
-        found = not shape.has_scalars and not self._has_parts(branch, shape)
+        is_dead = not shape.has_scalars and not self._has_parts(branch, shape)
         if self._depth == 0:
-            self._dead[branch] = found
-        return found
+            self._dead[branch] = is_dead
+        return is_dead
 
     def _has_parts(self, branch: Alternative, shape: ValueConstraints) -> bool:
         if shape.listed is not None:
@@ -127,10 +127,10 @@ class MemberResolver:
             least = len(members) + 1
         return ObjectMembers(tuple(members), extras, least, most)
 
-    def _leave_out_least(self, branch: Alternative, held: int) -> None:
+    def _leave_out_least(self, branch: Alternative, least: int) -> None:
         """Note that a name may come twice, and count twice."""
         for leaf in branch:
-            if (self._reader.count(leaf.node, "minProperties") or 0) > held:
+            if (self._reader.count(leaf.node, "minProperties") or 0) > least:
                 why = "no grammar can count names that the schema does not list"
                 self._reader.leave_out(leaf.node, "minProperties", why)
 
@@ -156,10 +156,10 @@ class MemberResolver:
 
     def _member(self, branch: Alternative, name: str) -> Subschemas | None:
         """Return what the value under a name has to fit, None if nothing can."""
-        found = list[Node]()
+        nodes = list[Node]()
         for leaf in branch:
-            found += self._of_name(leaf, name)
-        return None if any(node.schema is False for node in found) else _goal(found)
+            nodes += self._of_name(leaf, name)
+        return None if any(node.schema is False for node in nodes) else _goal(nodes)
 
     def _of_name(self, leaf: SchemaRef, name: str) -> Iterator[Node]:
         reader, node = self._reader, leaf.node
@@ -194,11 +194,11 @@ class MemberResolver:
     def _matches(self, node: Node, source: str, name: str) -> tuple[bool, bool]:
         """Return whether a name surely matches a pattern, and whether it surely does not."""
         try:
-            asked = patterns.pattern(source)
-            is_in = ValueConstraints(must=list(asked.must), must_not=list(asked.must_not)).has_text(
-                name
-            )
-            if asked.must_not:
+            pattern = patterns.pattern(source)
+            is_in = ValueConstraints(
+                must=list(pattern.must), must_not=list(pattern.must_not)
+            ).has_text(name)
+            if pattern.must_not:
                 return is_in, False
             away = patterns.negated(source)
             return is_in, not any(automata.matches(one, name) for one in away.must_not)
@@ -212,14 +212,14 @@ class MemberResolver:
 
     def _name_shapes(self, branch: Alternative) -> list[list[ValueConstraints]]:
         """Return for each ``propertyNames`` what a name may be."""
-        found = []
+        constraints = []
         for leaf in branch:
             if "propertyNames" in leaf.node.keywords:
                 schema = leaf.node.keywords["propertyNames"]
                 goal = (self._reader.inner(leaf.node, "propertyNames", schema=schema),)
                 shapes = [shape_of(self._reader, one) for one in self._reader.branches(goal)]
-                found.append([one for one in shapes if "string" in one.types])
-        return found
+                constraints.append([one for one in shapes if "string" in one.types])
+        return constraints
 
     def _may_be_named(self, branch: Alternative, name: str) -> bool:
         return all(
@@ -240,18 +240,18 @@ class MemberResolver:
     ) -> Iterator[ExtraMembers]:
         """Yield the other members, by the patterns that their names match."""
         reader = self._reader
-        sources = dict.fromkeys(
+        candidates = dict.fromkeys(
             source for leaf in branch for source in reader.names(leaf.node, "patternProperties")
         )
-        known = [source for source in sources if self._is_known(branch, source)]
-        for matched in product((True, False), repeat=len(known)):
-            inside = {source for source, is_in in zip(known, matched, strict=True) if is_in}
+        sources = [source for source in candidates if self._is_known(branch, source)]
+        for matched in product((True, False), repeat=len(sources)):
+            inside = {source for source, is_in in zip(sources, matched, strict=True) if is_in}
             if not inside and not is_open:
                 continue
             goal = self._of_others(branch, inside)
             if goal is None:
                 continue
-            for shape in self._other_names(branch, inside, known):
+            for shape in self._other_names(branch, inside, sources):
                 terminal = string_terminal(shape, taken) if self._is_left(shape, taken) else ""
                 if terminal:
                     yield ExtraMembers(terminal, goal)
@@ -281,19 +281,19 @@ class MemberResolver:
         )
 
     def _other_names(
-        self, branch: Alternative, inside: set[str], known: Iterable[str]
+        self, branch: Alternative, inside: set[str], sources: Iterable[str]
     ) -> Iterator[ValueConstraints]:
         """Yield what names may be that match the patterns ``inside`` and no others."""
         for choice in product(*self._name_shapes(branch)):
             shape = ValueConstraints()
             try:
-                asked = [
+                conditions = [
                     patterns.pattern(one) if one in inside else patterns.negated(one)
-                    for one in known
+                    for one in sources
                 ]
             except PatternError:
                 return  # what does not match cannot be told: there is no such name
-            for one in asked:
+            for one in conditions:
                 shape.must += one.must
                 shape.must_not += one.must_not
             for of_name in choice:
@@ -311,12 +311,12 @@ class MemberResolver:
 
     def _of_others(self, branch: Alternative, inside: set[str]) -> Subschemas | None:
         """Return the goal of members whose names match ``inside``, None if nothing fits."""
-        reader, found = self._reader, list[Node]()
+        reader, nodes = self._reader, list[Node]()
         for leaf in branch:
             node = leaf.node
             of_patterns = reader.names(node, "patternProperties")
             mine = [source for source in of_patterns if source in inside]
-            found += [
+            nodes += [
                 reader.inner(node, "patternProperties", source, schema=of_patterns[source])
                 for source in mine
             ]
@@ -324,7 +324,7 @@ class MemberResolver:
                 continue
             if "additionalProperties" in node.keywords:
                 schema = node.keywords["additionalProperties"]
-                found.append(reader.inner(node, "additionalProperties", schema=schema))
+                nodes.append(reader.inner(node, "additionalProperties", schema=schema))
             elif "unevaluatedProperties" in node.keywords:
                 others = [one.keywords for one in leaf.scope if one is not node]
                 if not any(
@@ -332,8 +332,8 @@ class MemberResolver:
                     for one in others
                 ):
                     schema = node.keywords["unevaluatedProperties"]
-                    found.append(reader.inner(node, "unevaluatedProperties", schema=schema))
-        return None if any(node.schema is False for node in found) else _goal(found)
+                    nodes.append(reader.inner(node, "unevaluatedProperties", schema=schema))
+        return None if any(node.schema is False for node in nodes) else _goal(nodes)
 
     # --- lists ---------------------------------------------------------------------------------
 
@@ -369,16 +369,16 @@ class MemberResolver:
     def _first(self, node: Node) -> list[Any]:
         """Return the schemas of a list's first items, by the words of any draft."""
         for keyword in ("prefixItems", "items"):
-            found = node.keywords.get(keyword)
-            if isinstance(found, list):
-                return found
-            if keyword == "prefixItems" and found is not None:
+            schemas = node.keywords.get(keyword)
+            if isinstance(schemas, list):
+                return schemas
+            if keyword == "prefixItems" and schemas is not None:
                 raise self._reader.wrong(node, keyword, "it must be a list of schemas")
         return []
 
     def _item(self, branch: Alternative, place: int | None) -> Subschemas | None:
         """Return the goal of an item, None for nothing; of those behind all first ones at None."""
-        found = list[Node]()
+        nodes = list[Node]()
         for leaf in branch:
             one = self._of_place(leaf.node, place)
             others = [node for node in leaf.scope if node is not leaf.node]
@@ -388,8 +388,8 @@ class MemberResolver:
                 schema = leaf.node.keywords["unevaluatedItems"]
                 one = self._reader.inner(leaf.node, "unevaluatedItems", schema=schema)
             if one is not None:
-                found.append(one)
-        return None if any(node.schema is False for node in found) else _goal(found)
+                nodes.append(one)
+        return None if any(node.schema is False for node in nodes) else _goal(nodes)
 
     def _of_place(self, node: Node, place: int | None) -> Node | None:
         """Return the schema that a place's own words have for an item."""
@@ -427,13 +427,13 @@ class MemberResolver:
 
     def _all_values(self, goal: Subschemas) -> tuple[Any, ...]:
         """Return all values that fit a goal, if they are few and have no parts."""
-        found = list[Any]()
+        values = list[Any]()
         for branch in self._reader.branches(goal):
             shape = shape_of(self._reader, branch)
             if shape.listed is None:
                 return ()
-            found += shape.values()
-        unique = dict.fromkeys(found)
+            values += shape.values()
+        unique = dict.fromkeys(values)
         return tuple(unique) if len(unique) <= _MOST_ORDERED else ()
 
 

@@ -58,7 +58,7 @@ class Unenforceable(SchemaError):
     """A keyword at ``path`` that is understood, or may be, and that no grammar can hold to."""
 
 
-class Made(Enum):
+class OwnKeyword(Enum):
     """Keywords of schemas that are made here, and that no document can have."""
 
     NOT_ENUM = auto()
@@ -85,7 +85,7 @@ def negated(schema: Any, resolve: Resolve, path: str, depth: int = 0) -> Any:
             lost = error.path
     if lost and not options:
         raise Unenforceable(lost, "no schema says what does not fit it")
-    return {Made.UNSAID: True, "anyOf": options} if options else False
+    return {OwnKeyword.UNSAID: True, "anyOf": options} if options else False
 
 
 def _opposites(
@@ -105,17 +105,17 @@ def _opposites(
             yield {"type": others}
     elif keyword in ("enum", "const"):
         yield _others(value if keyword == "enum" else [value])
-    elif keyword == Made.NOT_ENUM:
+    elif keyword == OwnKeyword.NOT_ENUM:
         yield {"enum": value}
     elif keyword == "pattern":
-        yield {"type": "string", Made.NOT_PATTERN: value}
-    elif keyword == Made.NOT_PATTERN:
+        yield {"type": "string", OwnKeyword.NOT_PATTERN: value}
+    elif keyword == OwnKeyword.NOT_PATTERN:
         yield {"type": "string", "pattern": value}
     elif keyword == "required":
         for name in value:
-            yield {Made.UNSAID: True, "type": "object", "properties": {name: False}}
+            yield {OwnKeyword.UNSAID: True, "type": "object", "properties": {name: False}}
     elif keyword == "not":
-        yield {Made.UNSAID: True, "allOf": [value]}
+        yield {OwnKeyword.UNSAID: True, "allOf": [value]}
     elif keyword in ("properties", "allOf", "anyOf", "$ref"):
         yield from _of_parts(keyword, value, resolve, path, depth)
     elif keyword in _LOST or keyword in _OPPOSITES:
@@ -126,12 +126,15 @@ def _of_parts(
     keyword: str, value: Any, resolve: Resolve, path: str, depth: int
 ) -> Iterator[dict[Any, Any]]:
     if keyword == "$ref":
-        yield {Made.UNSAID: True, "allOf": [negated(resolve(value), resolve, path, depth)]}
+        yield {OwnKeyword.UNSAID: True, "allOf": [negated(resolve(value), resolve, path, depth)]}
     elif keyword == "anyOf":
-        yield {Made.UNSAID: True, "allOf": [negated(one, resolve, path, depth) for one in value]}
+        yield {
+            OwnKeyword.UNSAID: True,
+            "allOf": [negated(one, resolve, path, depth) for one in value],
+        }
     else:
         pairs = value.items() if keyword == "properties" else [(None, one) for one in value]
-        found, lost = list[dict[Any, Any]](), ""
+        schemas, lost = list[dict[Any, Any]](), ""
         for name, one in pairs:
             try:
                 away = negated(one, resolve, path if name is None else f"{path}.{name}", depth)
@@ -139,13 +142,13 @@ def _of_parts(
                 lost = error.path
                 continue
             if name is None:
-                found.append({Made.UNSAID: True, "allOf": [away]})
+                schemas.append({OwnKeyword.UNSAID: True, "allOf": [away]})
             else:
                 of_name = {"required": [name], "properties": {name: away}}
-                found.append({Made.UNSAID: True, "type": "object", **of_name})
-        if lost and not found:
+                schemas.append({OwnKeyword.UNSAID: True, "type": "object", **of_name})
+        if lost and not schemas:
             raise Unenforceable(lost, "no schema says what does not fit it")
-        yield from found
+        yield from schemas
 
 
 def _others(values: list[Any]) -> dict[Any, Any]:
@@ -153,7 +156,7 @@ def _others(values: list[Any]) -> dict[Any, Any]:
     scalars = [one for one in values if not isinstance(one, list | Mapping)]
     lost = {"array" for one in values if isinstance(one, list)}
     lost |= {"object" for one in values if isinstance(one, Mapping)}
-    return {"type": [one for one in _TYPES if one not in lost], Made.NOT_ENUM: scalars}
+    return {"type": [one for one in _TYPES if one not in lost], OwnKeyword.NOT_ENUM: scalars}
 
 
 class Node:
@@ -173,7 +176,7 @@ class Node:
     @property
     def is_said(self) -> bool:
         """Whether it stands in the schema, and is not made of its other parts."""
-        return Made.UNSAID not in self.keywords
+        return OwnKeyword.UNSAID not in self.keywords
 
 
 class SchemaRef(NamedTuple):
@@ -262,16 +265,18 @@ class SchemaReader:
 
     def _joined(self, parts: Sequence[list[Alternative]]) -> list[Alternative]:
         """Return each way to take one branch of every part."""
-        found: list[Alternative] = [()]
+        branches: list[Alternative] = [()]
         for part in parts:
-            is_choice = len(part) > 1 and len(found) > 1
-            self.spend(len(found) * len(part))
-            found = [tuple(dict.fromkeys(before + after)) for before in found for after in part]
-            if is_choice or len(found) > 8:
-                found = [branch for branch in found if not self.is_dead(branch)]
-            if len(found) > _MOST_BRANCHES:
+            is_choice = len(part) > 1 and len(branches) > 1
+            self.spend(len(branches) * len(part))
+            branches = [
+                tuple(dict.fromkeys(before + after)) for before in branches for after in part
+            ]
+            if is_choice or len(branches) > 8:
+                branches = [branch for branch in branches if not self.is_dead(branch)]
+            if len(branches) > _MOST_BRANCHES:
                 raise SchemaError(self._at, "the schema combines too many choices")
-        return found
+        return branches
 
     def _expand(self, node: Node, trail: tuple[Node, ...]) -> list[Alternative]:
         if node in trail:
@@ -288,11 +293,11 @@ class SchemaReader:
         for keyword, join in _JOINS.items():
             if keyword in node.schema:
                 parts += join(self, node, within)
-        found = self._joined(parts)
+        branches = self._joined(parts)
         if "unevaluatedProperties" in node.schema or "unevaluatedItems" in node.schema:
-            found = [self._scoped(node, branch) for branch in found]
-        self._expanded[node] = found
-        return found
+            branches = [self._scoped(node, branch) for branch in branches]
+        self._expanded[node] = branches
+        return branches
 
     @staticmethod
     def _scoped(node: Node, branch: Alternative) -> Alternative:
@@ -306,7 +311,7 @@ class SchemaReader:
             raise self.wrong(node, keyword, "it must be a list of schemas")
         return [self.inner(node, keyword, i, schema=one) for i, one in enumerate(listed)]
 
-    def _made(self, node: Node, keyword: str, number: int, schema: Any) -> Node:
+    def _derive(self, node: Node, keyword: str, number: int, schema: Any) -> Node:
         """Return a place for a schema that is made of others."""
         return self.inner(node, keyword, (number,), schema=schema)
 
@@ -324,19 +329,19 @@ class SchemaReader:
         """Yield the branches of each schema that fit none of the others."""
         nodes = self._schemas(node, "oneOf")
         ways = [self._expand(one, within) for one in nodes]
-        found = list[Alternative]()
+        branches = list[Alternative]()
         try:
             for i, way in enumerate(ways):
                 parts = [way]
                 for j, other in enumerate(ways):
                     if i != j and not self._are_apart(way, other):
-                        away = self._made(node, "oneOf", j, self._negated(nodes[j]))
+                        away = self._derive(node, "oneOf", j, self._negated(nodes[j]))
                         parts.append(self._expand(away, within))
-                found += self._joined(parts)
+                branches += self._joined(parts)
         except Unenforceable:
             self.leave_out(node, "oneOf", "no grammar can tell that only one of these fits")
-            found = list(chain.from_iterable(ways))
-        yield list(dict.fromkeys(found))
+            branches = list(chain.from_iterable(ways))
+        yield list(dict.fromkeys(branches))
 
     def _are_apart(self, way: list[Alternative], other: list[Alternative]) -> bool:
         self.spend(len(way) * len(other))
@@ -353,13 +358,13 @@ class SchemaReader:
 
     def _not(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         try:
-            made = self._negated(self.inner(node, "not", schema=node.keywords["not"]))
+            schema = self._negated(self.inner(node, "not", schema=node.keywords["not"]))
         except Unenforceable as error:
             self.leave_out(
                 node, "not", f"no grammar can hold to it: {error.path} cannot be negated"
             )
             return
-        yield self._expand(self._made(node, "not", 0, made), within)
+        yield self._expand(self._derive(node, "not", 0, schema), within)
 
     def _if(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         keywords = node.keywords
@@ -369,30 +374,30 @@ class SchemaReader:
             key: self._expand(self.inner(node, key, schema=keywords.get(key, True)), within)
             for key in ("if", "then", "else")
         }
-        found = self._joined([parts["if"], parts["then"]])
+        branches = self._joined([parts["if"], parts["then"]])
         try:
-            made = self._negated(self.inner(node, "if", schema=keywords["if"]))
-            away = self._expand(self._made(node, "if", 0, made), within)
-            found += self._joined([away, parts["else"]])
+            schema = self._negated(self.inner(node, "if", schema=keywords["if"]))
+            away = self._expand(self._derive(node, "if", 0, schema), within)
+            branches += self._joined([away, parts["else"]])
         except Unenforceable:  # what fits both fits in any case
-            found += self._joined([parts["then"], parts["else"]])
-        yield list(dict.fromkeys(found))
+            branches += self._joined([parts["then"], parts["else"]])
+        yield list(dict.fromkeys(branches))
 
     def _dependent(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         """Yield, for each name that needs others, what has it not and what has them all."""
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for i, (name, needed) in enumerate(self.names(node, keyword).items()):
-                without = {Made.UNSAID: True, "properties": {name: False}}
+                without = {OwnKeyword.UNSAID: True, "properties": {name: False}}
                 names = [name, *needed] if isinstance(needed, list) else [name]
-                having = self._made(
-                    node, keyword, 2 * i + 1, {Made.UNSAID: True, "required": names}
+                having = self._derive(
+                    node, keyword, 2 * i + 1, {OwnKeyword.UNSAID: True, "required": names}
                 )
                 ways = [self._expand(having, within)]
                 if not isinstance(needed, list):
                     ways.append(
                         self._expand(self.inner(node, keyword, name, schema=needed), within)
                     )
-                absent = self._expand(self._made(node, keyword, 2 * i, without), within)
+                absent = self._expand(self._derive(node, keyword, 2 * i, without), within)
                 yield absent + self._joined(ways)
 
     def _listed(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
@@ -406,8 +411,8 @@ class SchemaReader:
             schemas: list[Any] = [_schema_of(one) for one in values if not is_scalar(one)]
             scalars = [one for one in values if is_scalar(one)]
             schemas += [{"enum": scalars}] if scalars else []
-            made = [self._made(node, keyword, i, one) for i, one in enumerate(schemas)]
-            yield self._any(made, within)
+            nodes = [self._derive(node, keyword, i, one) for i, one in enumerate(schemas)]
+            yield self._any(nodes, within)
 
     def _ref(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Alternative]]:
         yield self._expand(self._target(node.keywords["$ref"], node), within)
@@ -421,77 +426,77 @@ class SchemaReader:
     def _target(self, reference: object, node: Node) -> Node:
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise self.wrong(node, "$ref", f"{reference!r:.80} is not in this schema: begin with #")
-        path, found = list[object](), self.root
+        path, schema = list[object](), self.root
         pointer = unquote(reference[1:])
         if pointer and not pointer.startswith("/"):
             return self._anchored(pointer, node)
         for part in pointer.split("/")[1:]:
             key: object = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and part.isascii() and part.isdigit():
+            if isinstance(schema, list) and part.isascii() and part.isdigit():
                 key = int(part)
             try:
-                found = found[key]
+                schema = schema[key]
             except (KeyError, IndexError, TypeError):
                 raise self.wrong(node, "$ref", f"{reference!r:.80} is not in this schema") from None
             path.append(key)
-        return self.node(tuple(path), found)
+        return self.node(tuple(path), schema)
 
     def _anchored(self, name: str, node: Node) -> Node:
         if self._anchors is None:
             self._anchors = dict(_anchors_in(self.root))
         if name not in self._anchors:
             raise self.wrong(node, "$ref", f"{'#' + name!r:.80} is not in this schema")
-        found = self.root
+        schema = self.root
         for key in self._anchors[name]:
-            found = found[key]
-        return self.node(self._anchors[name], found)
+            schema = schema[key]
+        return self.node(self._anchors[name], schema)
 
     # --- values of keywords --------------------------------------------------------------------
 
     def names(self, node: Node, keyword: str) -> Mapping[str, Any]:
         """Return a keyword's object, empty if it is not there."""
-        found = node.keywords.get(keyword, {})
-        if not isinstance(found, Mapping):
+        value = node.keywords.get(keyword, {})
+        if not isinstance(value, Mapping):
             raise self.wrong(node, keyword, "it must be an object")
-        return found
+        return value
 
     def texts(self, node: Node, keyword: str) -> list[str]:
         """Return a keyword's list of texts, empty if it is not there."""
-        found = node.keywords.get(keyword, [])
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        value = node.keywords.get(keyword, [])
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise self.wrong(node, keyword, "it must be a list of texts")
-        return found
+        return value
 
     def count(self, node: Node, keyword: str) -> int | None:
         """Return a keyword's number of something, None if it is not there."""
-        found = node.keywords.get(keyword)
-        if found is None:
+        value = node.keywords.get(keyword)
+        if value is None:
             return None
-        is_whole = isinstance(found, float) and found.is_integer()
-        if (type(found) is not int and not is_whole) or not 0 <= found < 1 << 31:
+        is_whole = isinstance(value, float) and value.is_integer()
+        if (type(value) is not int and not is_whole) or not 0 <= value < 1 << 31:
             raise self.wrong(node, keyword, "it must be a whole number from 0 to 2147483647")
-        return int(found)
+        return int(value)
 
     def number(self, node: Node, keyword: str) -> int | float | None:
         """Return a keyword's number, None if it is not there."""
-        found = node.keywords.get(keyword)
-        if found is None:
+        value = node.keywords.get(keyword)
+        if value is None:
             return None
-        if type(found) not in (int, float):
+        if type(value) not in (int, float):
             raise self.wrong(node, keyword, "it must be a number")
-        if type(found) is float and not math.isfinite(found):
+        if type(value) is float and not math.isfinite(value):
             raise self.wrong(node, keyword, "it must be a number that floating point holds")
-        return found  # type: ignore[no-any-return]
+        return value  # type: ignore[no-any-return]
 
 
 def values_of(node: Node, keyword: str) -> list[Any] | None:
     """Return the values that a place lists, None if it lists none."""
     if keyword not in node.keywords:
         return None
-    found = node.keywords[keyword]
+    value = node.keywords[keyword]
     if keyword == "const":
-        return [found]
-    return list(found) if isinstance(found, list) else []
+        return [value]
+    return list(value) if isinstance(value, list) else []
 
 
 def is_scalar(value: object) -> bool:
@@ -515,13 +520,13 @@ def _schema_of(value: Any) -> dict[str, Any]:
 def _anchors_in(schema: Any, path: Path = ()) -> Iterator[tuple[str, Path]]:
     todo: list[tuple[Any, Path]] = [(schema, path)]
     while todo:
-        found, at = todo.pop()
-        if isinstance(found, Mapping):
-            if isinstance(found.get("$anchor"), str):
-                yield found["$anchor"], at
-            todo += [(value, (*at, key)) for key, value in found.items()]
-        elif isinstance(found, list):
-            todo += [(value, (*at, i)) for i, value in enumerate(found)]
+        part, at = todo.pop()
+        if isinstance(part, Mapping):
+            if isinstance(part.get("$anchor"), str):
+                yield part["$anchor"], at
+            todo += [(value, (*at, key)) for key, value in part.items()]
+        elif isinstance(part, list):
+            todo += [(value, (*at, i)) for i, value in enumerate(part)]
 
 
 _Join = Callable[[SchemaReader, Node, tuple[Node, ...]], Iterator[list[Alternative]]]

@@ -117,8 +117,8 @@ def written(numbers: Range) -> WrittenNumber:
         first = math.ceil(Fraction(low) / step)
         last = math.floor(Fraction(high) / step)
         if last - first < _MOST_LISTED:
-            found = [_decimal_of(i * step) for i in range(first, last + 1)]
-            texts = [f"{one:f}" for one in found if one not in numbers.not_in]
+            multiples = [_decimal_of(i * step) for i in range(first, last + 1)]
+            texts = [f"{one:f}" for one in multiples if one not in numbers.not_in]
             return WrittenNumber(alternatives(texts))
     if step.denominator == 1:
         return WrittenNumber(schema=_by_library(low, high, step.numerator, numbers.not_in))
@@ -146,15 +146,15 @@ def _common(steps: Sequence[Decimal]) -> Fraction | None:
 
 def _bounds(numbers: Range, is_integer: bool) -> tuple[Decimal | None, Decimal | None, int]:
     """Return the least and the greatest number that can be written, and digits after the point."""
-    known = [one for one in (numbers.low, numbers.high, numbers.above, numbers.below)
+    bounds = [one for one in (numbers.low, numbers.high, numbers.above, numbers.below)
              if one is not None]  # fmt: skip
-    for one in known:
+    for one in bounds:
         if not one.is_finite() or abs(one.adjusted()) > _MOST_DIGITS:
             raise NoNumbers(f"{one} is too long a number")
-    if is_integer or any(abs(one) >= _WHOLE_FROM for one in known):
+    if is_integer or any(abs(one) >= _WHOLE_FROM for one in bounds):
         num_behind = 0
     else:
-        num_behind = max([_MOST_BEHIND, *(-_exponent(one) for one in known)])
+        num_behind = max([_MOST_BEHIND, *(-_exponent(one) for one in bounds)])
     for one in numbers.not_in:  # in floating point nothing else may be the same
         places = -decimal(math.ulp(float(one))).adjusted() - 1
         num_behind = max(0, min(num_behind, places))
@@ -300,13 +300,13 @@ def _of_fractions(
             raise NoNumbers(f"no grammar knows the multiples of {float(step):g}")
     size, count = int(step * 10**places), 10**places
     if size == 1:
-        told = f"[0-9]{{1,{places}}}"
+        digits = f"[0-9]{{1,{places}}}"
     elif count % size or count // size > _MOST_LISTED:
         raise NoNumbers(f"no grammar knows the multiples of {float(step):g}")
     else:
         texts = (f"{i:0{places}d}".rstrip("0") or "0" for i in range(0, count, size))
-        told = "|".join(texts)
-    terminal = rf"/-?[0-9]+(?:\.(?:(?:{told})0*))?/"
+        digits = "|".join(texts)
+    terminal = rf"/-?[0-9]+(?:\.(?:(?:{digits})0*))?/"
     return f"({_range(low, high, num_behind)}) & {terminal}"
 
 

@@ -235,12 +235,12 @@ class _PatternReader:
         is_wide = self._is_wide != is_negative
         if self._source.startswith("]", self._at):
             raise PatternError("engines read an empty class differently")
-        found = list[tuple[int, int]]()
+        pairs = list[tuple[int, int]]()
         while not self._take("]"):
             low = self._member(is_wide)
             is_range = self._source.startswith("-", self._at)
             if not is_range or self._source.startswith("-]", self._at):
-                found += low
+                pairs += low
                 continue
             self._at += 1
             high = self._member(is_wide)
@@ -248,8 +248,8 @@ class _PatternReader:
                 raise PatternError("a range in it begins or ends with a class")
             if low[0][0] > high[0][0]:
                 raise PatternError("a range in it ends before it begins")
-            found.append((low[0][0], high[0][0]))
-        chars = charsets.ranges(found)
+            pairs.append((low[0][0], high[0][0]))
+        chars = charsets.ranges(pairs)
         return charsets.complement(chars) if is_negative else chars
 
     def _member(self, is_wide: bool) -> Ranges:
@@ -363,13 +363,13 @@ def _checked(part: Regex) -> Regex:
 def _branches(regex: Regex) -> Iterator[tuple[Regex, ...]]:
     """Yield sequences without anchors inside of their parts; together they are the regex."""
     parts = regex.parts if isinstance(regex, Seq) else (regex,)
-    found: list[tuple[Regex, ...]] = [()]
+    branches: list[tuple[Regex, ...]] = [()]
     for part in parts:
         if isinstance(part, Alt) and _has_anchor(part):
             inner = [branch for option in part.options for branch in _branches(option)]
-            found = [before + branch for before in found for branch in inner]
+            branches = [before + branch for before in branches for branch in inner]
         else:
-            found = [(*before, part) for before in found]
-        if len(found) > 64:
+            branches = [(*before, part) for before in branches]
+        if len(branches) > 64:
             raise PatternError("it has too many branches with anchors")
-    yield from found
+    yield from branches

@@ -16,8 +16,8 @@ from ridgeline.text.json_schema import automata, numbers, patterns
 from ridgeline.text.json_schema.charsets import is_written
 from ridgeline.text.json_schema.nodes import (
     Alternative,
-    Made,
     Node,
+    OwnKeyword,
     SchemaReader,
     is_scalar,
     values_of,
@@ -161,11 +161,11 @@ class ValueConstraints:
 
     def values(self) -> Iterator[Any]:
         """Yield the values that are listed and fit, each once."""
-        seen = set[object]()
+        keys = set[object]()
         for value in self.listed or ():
             key = key_of(value)
-            if key not in seen and self.has(value):
-                seen.add(key)
+            if key not in keys and self.has(value):
+                keys.add(key)
                 yield value
 
     def has(self, value: Any) -> bool:
@@ -237,25 +237,25 @@ def _add_lists(shape: ValueConstraints, node: Node) -> None:
             keys = set(map(key_of, values))
             values = [one for one in shape.listed if key_of(one) in keys]
         shape.listed = values
-    shape.not_listed += node.keywords.get(Made.NOT_ENUM, ())
+    shape.not_listed += node.keywords.get(OwnKeyword.NOT_ENUM, ())
 
 
-def _narrowed(found: Range, reader: SchemaReader, node: Node) -> Range:
+def _narrowed(bounds: Range, reader: SchemaReader, node: Node) -> Range:
     """Return the numbers that also fit what one place says."""
     said = node.keywords.get("type")
     types = said if isinstance(said, list) else [said]
-    is_integer = found.is_integer or ("integer" in types and "number" not in types)
+    is_integer = bounds.is_integer or ("integer" in types and "number" not in types)
     low, above = _bound(reader, node, "minimum", "exclusiveMinimum", max)
     high, below = _bound(reader, node, "maximum", "exclusiveMaximum", min)
-    multiples = found.multiples
+    multiples = bounds.multiples
     step = reader.number(node, "multipleOf")
     if step is not None:
         if step <= 0:
             raise reader.wrong(node, "multipleOf", "it must be more than 0")
         multiples = (*multiples, numbers.decimal(step))
     return Range(
-        is_integer, _pick(max, found.low, low), _pick(min, found.high, high),
-        _pick(max, found.above, above), _pick(min, found.below, below), multiples,
+        is_integer, _pick(max, bounds.low, low), _pick(min, bounds.high, high),
+        _pick(max, bounds.above, above), _pick(min, bounds.below, below), multiples,
     )  # fmt: skip
 
 
@@ -275,26 +275,26 @@ def _bound(
 
 
 def _pick(choose: Any, one: Decimal | None, other: Decimal | None) -> Decimal | None:
-    known = [x for x in (one, other) if x is not None]
-    return choose(known) if known else None
+    bounds = [x for x in (one, other) if x is not None]
+    return choose(bounds) if bounds else None
 
 
 def _add_strings(shape: ValueConstraints, reader: SchemaReader, node: Node) -> None:
     least, most = reader.count(node, "minLength"), reader.count(node, "maxLength")
     shape.least = max(shape.least, least or 0)
     shape.most = min((x for x in (shape.most, most) if x is not None), default=None)
-    asked: list[Pattern | None] = [pattern_of(reader, node)]
-    if Made.NOT_PATTERN in node.keywords:
+    conditions: list[Pattern | None] = [pattern_of(reader, node)]
+    if OwnKeyword.NOT_PATTERN in node.keywords:
         try:
-            asked.append(patterns.negated(node.keywords[Made.NOT_PATTERN]))
+            conditions.append(patterns.negated(node.keywords[OwnKeyword.NOT_PATTERN]))
         except (PatternError, AttributeError, TypeError) as error:  # it may be no text
             reader.leave_out(node, "pattern", f"what does not match it cannot be told: {error}")
     wanted = node.keywords.get("format")
     if isinstance(wanted, str) and wanted in FORMATS:
-        asked.append(patterns.pattern(FORMATS[wanted]))
+        conditions.append(patterns.pattern(FORMATS[wanted]))
     elif isinstance(wanted, str):
         reader.note(node, "format")
-    for one in asked:
+    for one in conditions:
         if one is not None:
             shape.must += one.must
             shape.must_not += one.must_not

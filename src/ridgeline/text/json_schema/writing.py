@@ -105,11 +105,11 @@ class _Writer:
 
     def _slashed(self) -> str:
         """Return the pattern of white space as it can stand between two slashes."""
-        text, is_escaped, found = self._whitespace or "", False, ""
+        text, is_escaped, pattern = self._whitespace or "", False, ""
         for char in text:
-            found += "\\/" if char == "/" and not is_escaped else char
+            pattern += "\\/" if char == "/" and not is_escaped else char
             is_escaped = char == "\\" and not is_escaped
-        return found.replace("\n", r"\n").replace("\r", r"\r")
+        return pattern.replace("\n", r"\n").replace("\r", r"\r")
 
     # --- what there is -------------------------------------------------------------------------
 
@@ -149,15 +149,15 @@ class _Writer:
             if ("null" if one is None else "boolean") in shape.types
             and not any(one is barred for barred in shape.not_listed)
         ]
-        found = [numbers.alternatives(words)]
+        terminals = [numbers.alternatives(words)]
         by_library: tuple[Mapping[str, Any], ...] = ()
         if "number" in shape.types:
             of_numbers = self._numbers(branch, shape)
-            found.append(of_numbers.terminal)
+            terminals.append(of_numbers.terminal)
             by_library = (of_numbers.schema,) if of_numbers.schema is not None else ()
         if "string" in shape.types:
-            found.append(string_terminal(shape))
-        return tuple(filter(None, found)), by_library
+            terminals.append(string_terminal(shape))
+        return tuple(filter(None, terminals)), by_library
 
     def _numbers(self, branch: Alternative, shape: ValueConstraints) -> numbers.WrittenNumber:
         """Return how numbers are written. What cannot be held to is left out."""
@@ -243,17 +243,17 @@ class _Writer:
         terminals = dict.fromkeys(one for way in ways for one in way.terminals)
         if terminals:
             yield self._terminal(" | ".join(f"({one})" for one in terminals))
-        found = dict[str, None]()
+        expressions = dict[str, None]()
         for way in ways:
             for schema in way.by_library:
-                found[f"%json {json.dumps({**schema, 'x-guidance': self._library_options()})}"] = (
-                    None
-                )
+                expressions[
+                    f"%json {json.dumps({**schema, 'x-guidance': self._library_options()})}"
+                ] = None
             if way.of_object is not None:
-                found.update(dict.fromkeys(self._object(way.of_object)))
+                expressions.update(dict.fromkeys(self._object(way.of_object)))
             if way.of_list is not None:
-                found.update(dict.fromkeys(self._list(way.of_list)))
-        yield from found
+                expressions.update(dict.fromkeys(self._list(way.of_list)))
+        yield from expressions
 
     def _library_options(self) -> dict[str, Any]:
         if self._whitespace is None:
@@ -358,7 +358,7 @@ class SequenceNode:
         is_bounded = most is not None and (others or most < len(members))
         self._most = most if is_bounded else None
         self._cap = max(1, self._least, 0 if self._most is None else self._most + 1)
-        self._known: dict[tuple[int, int], str | None] = {}
+        self._suffixes: dict[tuple[int, int], str | None] = {}
         if len(members) * self._cap > _MOST_STATES:
             raise SchemaError("", "the schema is too large: it counts too many members")
 
@@ -366,8 +366,8 @@ class SequenceNode:
         """Return the expression, None if too few or too many would have to be there."""
         for i in range(len(self._members), -1, -1):
             for count in range(min(i, self._cap) + 1):
-                self._known[i, count] = self._short(self._from(i, count))
-        return self._known[0, 0]
+                self._suffixes[i, count] = self._short(self._from(i, count))
+        return self._suffixes[0, 0]
 
     def _short(self, text: str | None) -> str | None:
         """Return an expression, or where it is long the name of its rule: it is used twice."""
@@ -380,14 +380,14 @@ class SequenceNode:
         member, is_required = self._members[i]
         here = f'"," {member}' if count else member
         next_place = i + 1, min(count + 1, self._cap)
-        behind = self._known.get(next_place)
+        behind = self._suffixes.get(next_place)
         if behind and not is_required and not (self._cap == 1 and count):
-            behind = self._known[next_place] = self._shared(behind)
+            behind = self._suffixes[next_place] = self._shared(behind)
         is_full = self._most is not None and count >= self._most
         having = None if behind is None or is_full else f"{here} {behind}".strip()
         if is_required:
             return having
-        without = self._known[i + 1, count]
+        without = self._suffixes[i + 1, count]
         if having is None or without is None:
             return having if without is None else without
         if self._cap == 1 and count and behind == without:

@@ -34,8 +34,8 @@ class CallBounds:
     def __init__(self, form: MessageForm) -> None:
         """Begin before the first character of a message with calls."""
         self._reader = MessageReader(form)
-        self._held = ""
-        self._made: list[_MadeCall] = []  # those that were let out
+        self._pending = ""
+        self._calls: list[_ParsedCall] = []  # those that were let out
         self._name = self._arguments = ""  # of the call that is being read
         self._scan = JsonScan()
         self._is_new = False  # that call: it is none of those before
@@ -48,32 +48,32 @@ class CallBounds:
         for char in text:
             if self.ended_by:
                 break
-            self._held += char
+            self._pending += char
             for kind, piece in self._reader.feed(char):
                 self._take(kind, piece)
             if not self._holds:
-                shown, self._held = shown + self._held, ""
+                shown, self._pending = shown + self._pending, ""
             if self._scan.is_over:
                 self._is_new = False
         return shown
 
     def finish(self) -> str:
         """No text will follow: return what was held back, unless a bound ended the answer."""
-        held, self._held = "" if self.ended_by else self._held, ""
-        return held
+        pending, self._pending = "" if self.ended_by else self._pending, ""
+        return pending
 
     @property
     def _holds(self) -> bool:
         """Whether what was read last may belong to a call that is not to be shown."""
-        if not self._may_end or not self._made or self._is_new:
+        if not self._may_end or not self._calls or self._is_new:
             return False
         return self._reader.is_at_calls or self._reader.num_held > 0
 
     def _take(self, kind: str, piece: str) -> None:
         if kind == "call":
             self._name, self._arguments, self._scan = piece, "", JsonScan()
-            self._is_new = all(piece != one.name for one in self._made)
-            if len(self._made) >= MAX_CALLS and self._may_end:
+            self._is_new = all(piece != one.name for one in self._calls)
+            if len(self._calls) >= MAX_CALLS and self._may_end:
                 self.ended_by = TOO_MANY_CALLS
         elif kind == "arguments":
             self._arguments += piece
@@ -81,16 +81,16 @@ class CallBounds:
             if self._scan.is_over:
                 self._end_call()
             elif not self._is_new:
-                earlier = [one.arguments for one in self._made if one.name == self._name]
+                earlier = [one.arguments for one in self._calls if one.name == self._name]
                 self._is_new = not any(may_become(self._arguments, one) for one in earlier)
 
     def _end_call(self) -> None:
         call = _call(self._name, self._arguments)
-        earlier = ((one.name, one.written) for one in self._made)
+        earlier = ((one.name, one.written) for one in self._calls)
         if self._may_end and not self._is_new and (call.name, call.written) in earlier:
             self.ended_by = REPEATED_CALL
         else:
-            self._made.append(call)
+            self._calls.append(call)
             self._is_new = True
 
 
@@ -150,15 +150,15 @@ def _may_become_text(begun: str, whole: Any) -> bool:
     if not begun.startswith('"'):
         return True
     escape = begun.rfind("\\")
-    for known in (begun, begun[:escape]):  # the escape may not be complete
+    for prefix in (begun, begun[:escape]):  # the escape may not be complete
         try:
-            return isinstance(whole, str) and whole.startswith(json.loads(f'{known}"'))
+            return isinstance(whole, str) and whole.startswith(json.loads(f'{prefix}"'))
         except ValueError:
             continue
     return True
 
 
-class _MadeCall(NamedTuple):
+class _ParsedCall(NamedTuple):
     """A call: its arguments, and these as equal ones are written."""
 
     name: str
@@ -166,12 +166,12 @@ class _MadeCall(NamedTuple):
     written: str
 
 
-def _call(name: str, arguments: str) -> _MadeCall:
+def _call(name: str, arguments: str) -> _ParsedCall:
     try:
         parsed = json.loads(arguments, parse_float=_number)
-        return _MadeCall(name, parsed, json.dumps(parsed, sort_keys=True))
+        return _ParsedCall(name, parsed, json.dumps(parsed, sort_keys=True))
     except _UNREADABLE:  # too deep, or a number too long: it is equal only to itself
-        return _MadeCall(name, {}, arguments)
+        return _ParsedCall(name, {}, arguments)
 
 
 def _number(text: str) -> float:

@@ -51,8 +51,8 @@ class _Open:
     def is_full(self, unit: str) -> bool:
         """Whether it ends with one more unit, if that is this one."""
         return any(
-            known == unit and self._would_be_full(i, len(unit), 0)
-            for i, known in enumerate(self.last)
+            earlier == unit and self._would_be_full(i, len(unit), 0)
+            for i, earlier in enumerate(self.last)
         )
 
     def is_near(self, num_begun: int, num_chars: int) -> bool:
@@ -60,8 +60,8 @@ class _Open:
         if self.longest + num_chars < LEAST_TIMES - 2:  # so it is with nearly every token
             return False
         return any(
-            self._would_be_full(i, len(known) + num_begun, num_chars)
-            for i, known in enumerate(self.last)
+            self._would_be_full(i, len(earlier) + num_begun, num_chars)
+            for i, earlier in enumerate(self.last)
         )
 
     def _would_be_full(self, i: int, unit_chars: int, num_chars: int) -> bool:
@@ -256,8 +256,8 @@ class EndingRepeats:
         other = EndingRepeats(
             self._inner.fork(), self._spell, self._tokens, form, has_json=has_json
         )
-        kept = {id(one): one for one in (form.tools, form.reasoning)} if form else {}
-        other._reader, other._json = deepcopy((self._reader, self._json), kept)
+        memo = {id(one): one for one in (form.tools, form.reasoning)} if form else {}
+        other._reader, other._json = deepcopy((self._reader, self._json), memo)
         other._decoder.setstate(self._decoder.getstate())
         return other
 

@@ -64,22 +64,22 @@ def message_grammar(form: MessageForm, special_ids: Mapping[str, int]) -> Framed
         rules += _whole_reasoning(form.reasoning, markers)
         start = f"think ({main}) | {main_at_start}"
     text = "\n".join([f"start: {start}", *rules])
-    return Framed(text, tuple(schemas.found), tuple(schemas.ignored))
+    return Framed(text, tuple(schemas.tool_schemas), tuple(schemas.ignored))
 
 
 class _Schemas:
     """Collects the schemas that the rules call, and what of them is lost."""
 
     def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
+        self.tool_schemas: list[dict[str, Any]] = []
         self.ignored: list[str] = []
 
     def add(self, i: int, tool: Tool, schema: Any, inside: tuple[str, ...] = ()) -> str:
         """Return how a rule calls what fits a schema, or a part of it, of the i-th tool."""
         at = f"tools[{i}].function.parameters"
-        asked = {"schema": schema, "inside": inside, "at": at, "is_strict": tool.is_strict}
-        self.found.append(asked)
-        return f"@s{len(self.found) - 1}"
+        tool_schema = {"schema": schema, "inside": inside, "at": at, "is_strict": tool.is_strict}
+        self.tool_schemas.append(tool_schema)
+        return f"@s{len(self.tool_schemas) - 1}"
 
     def lose(self, i: int, tool: Tool, keyword: str, why: str) -> None:
         """Note a keyword that is left out. Raises ValueError if the tool is strict."""
@@ -358,8 +358,8 @@ def can_be_quoted(schema: object, spelling: str, *, is_whole: bool = True) -> bo
         return False
     if kind in _NUMBERS:
         return True
-    known = _SAID | _OF_TYPE[kind] if isinstance(kind, str) and kind in _OF_TYPE else set()
-    if any(key not in known for key in schema) or not known:
+    keywords = _SAID | _OF_TYPE[kind] if isinstance(kind, str) and kind in _OF_TYPE else set()
+    if any(key not in keywords for key in schema) or not keywords:
         return False
     if kind == "string":
         options = schema.get("enum", [""])

@@ -119,10 +119,10 @@ def is_unmarked_call(text: str, form: ToolFormat, use: ToolUse) -> bool | None:
         text = text.lstrip(JSON_SPACE)
         if any(len(text) < len(one) and one.startswith(text) for one in options):
             return None
-        found = max((one for one in options if text.startswith(one)), key=len, default=None)
-        if found is None:
+        longest = max((one for one in options if text.startswith(one)), key=len, default=None)
+        if longest is None:
             return False
-        text = text[len(found) :]
+        text = text[len(longest) :]
     return True
 
 

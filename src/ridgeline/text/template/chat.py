@@ -116,8 +116,8 @@ class ChatTemplate:
         """Whether a prompt is another where there are tools, as far as can be seen."""
         chat, with_tool = [{"role": "user", "content": "?"}], {"tools": [_PROBE]}
         try:
-            plain, told = (self._filled(chat, tools, True, _ANY_TIME) for tools in ({}, with_tool))
-            return plain != told
+            plain, other = (self._filled(chat, tools, True, _ANY_TIME) for tools in ({}, with_tool))
+            return plain != other
         except ValueError:  # it wants more than this, and its own error is the better one
             return True
 
@@ -141,11 +141,11 @@ class ChatTemplate:
         """Whether the arguments of a call must be JSON: as an object they are an error."""
         function = {"name": "probe", "arguments": {"a": _WORD}}
         call = {"id": "probe1234", "type": "function", "function": function}
-        asked: dict[str, Any] = {"role": "user", "content": "?"}
+        question: dict[str, Any] = {"role": "user", "content": "?"}
         said: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
         for form, is_text in ((said, False), (_with_text_arguments(said), True)):
             try:
-                self._filled([asked, form], {"tools": [_PROBE]}, False, _ANY_TIME)
+                self._filled([question, form], {"tools": [_PROBE]}, False, _ANY_TIME)
             except ValueError:
                 continue
             return is_text

@@ -125,9 +125,9 @@ def _read_parts(said: dict[str, Any], lost: list[str], *, may_lose: bool) -> Non
         elif not may_lose or role not in ("assistant", "tool"):
             parts.append(part)
         else:
-            found = readable(part)
-            lost += [f"content ({one})" for one in found.left_out or (kind,)]
-            parts += [{"type": "text", "text": found.text}] * (role == "tool")
+            content = readable(part)
+            lost += [f"content ({one})" for one in content.left_out or (kind,)]
+            parts += [{"type": "text", "text": content.text}] * (role == "tool")
     said["content"] = parts
     if thoughts and not any(said.get(name) for name in _THOUGHTS):
         said["reasoning_content"] = "\n".join(thoughts)
@@ -194,8 +194,8 @@ def readable(value: Any) -> Readable:
     if not isinstance(value, Mapping):
         return Readable("" if value is None else json.dumps(value))
     left_out: list[str] = []
-    told = _told(value, left_out)
-    text = told if isinstance(told, str) else json.dumps(told, ensure_ascii=False)
+    content = _with_texts(value, left_out)
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return Readable(text, tuple(left_out))
 
 
@@ -207,21 +207,21 @@ def is_text(part: Any) -> bool:
     return isinstance(part.get(word), str) if word else not readable(part).left_out
 
 
-def _told(value: Any, left_out: list[str]) -> Any:
+def _with_texts(value: Any, left_out: list[str]) -> Any:
     """Return a JSON value with parts of messages as their texts; add to what is left out."""
     if isinstance(value, list):
-        return [_told(one, left_out) for one in value]
+        return [_with_texts(one, left_out) for one in value]
     if not isinstance(value, Mapping):
         return value
     kind = value.get("type")
     if isinstance(kind, str):
-        found = _part(kind, value)
-        if found is not None:
-            left_out += found.left_out
-            return found.text
+        part = _part(kind, value)
+        if part is not None:
+            left_out += part.left_out
+            return part.text
     left_out += [name for name in _SEALED if value.get(name)]
     return {
-        name: _told(one, left_out)
+        name: _with_texts(one, left_out)
         for name, one in value.items()
         if name not in (*_SEALED, *_UNSPOKEN) and one is not None
     }
@@ -270,8 +270,8 @@ def _decoded(data: Any) -> Readable | None:
         return None
 
 
-def _joined(found: list[Readable]) -> Readable:
+def _joined(parts: list[Readable]) -> Readable:
     return Readable(
-        "\n".join(one.text for one in found if one.text),
-        tuple(name for one in found for name in one.left_out),
+        "\n".join(one.text for one in parts if one.text),
+        tuple(name for one in parts for name in one.left_out),
     )

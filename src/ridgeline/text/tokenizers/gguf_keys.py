@@ -68,12 +68,12 @@ def gguf_vocabulary(
         types[token["id"]] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
     values = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
     is_sentencepiece = bool(spec["model"].get("byte_fallback"))
-    found = _sentencepiece(spec, tokens, types) if is_sentencepiece else _byte_level(spec)
+    changes = _sentencepiece(spec, tokens, types) if is_sentencepiece else _byte_level(spec)
     text = _PROBE + own.decode(range(own.vocab_size), skip_special=True)
     wanted = own.encode(text, parse_special=False, add_bos=False)
-    for change in found:
-        made = loaded(values | change)
-        if made.encode(text, parse_special=False, add_bos=False) == wanted:
+    for change in changes:
+        tokenizer = loaded(values | change)
+        if tokenizer.encode(text, parse_special=False, add_bos=False) == wanted:
             return values | change
     raise ModelFileError(
         "its tokenizer cannot be written into a GGUF file: no pre-tokenizer that these files name "
@@ -129,10 +129,10 @@ def _sentencepiece(
     types[[i for token, i in ids.items() if _BYTE.fullmatch(token)]] = TokenType.BYTE
     types[unknown] = TokenType.UNKNOWN
     scores = np.full(len(tokens), -float(len(tokens)), np.float32)
-    made = dict.fromkeys(
+    pieces = dict.fromkeys(
         "".join(pair.split(" ", 1) if isinstance(pair, str) else pair) for pair in model["merges"]
     )
-    for rank, piece in enumerate(made):
+    for rank, piece in enumerate(pieces):
         scores[ids.get(piece, unknown)] = -float(rank)
     keys: dict[str, Any] = {
         "tokenizer.ggml.model": "llama",

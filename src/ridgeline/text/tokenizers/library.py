@@ -67,10 +67,10 @@ def _bpe(
         return build(names, pairs, **habits)  # it says what is no pair
     except Exception:
         # Nearly always there is none, and looking for them first takes a fifth of the time.
-        kept = [pair for pair in pairs if private.keys().isdisjoint((*pair, "".join(pair)))]
-        if len(kept) == len(pairs):
+        others = [pair for pair in pairs if private.keys().isdisjoint((*pair, "".join(pair)))]
+        if len(others) == len(pairs):
             raise
-    return build(names, kept, **habits)
+    return build(names, others, **habits)
 
 
 def _model(

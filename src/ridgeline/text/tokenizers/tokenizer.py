@@ -64,9 +64,9 @@ class Spellings:
         """
         parts, done = list[str](), 0
         for place in self._places(text):
-            if place >= done and (found := self._at(text, place, unless_before)):
-                parts += (text[done:place], names[found])
-                done = place + len(found)
+            if place >= done and (spelling := self._at(text, place, unless_before)):
+                parts += (text[done:place], names[spelling])
+                done = place + len(spelling)
         return "".join(parts) + text[done:]
 
     def starts(self, text: str) -> list[int]:
@@ -91,13 +91,13 @@ class Spellings:
         ahead = text[place : place + self._longest]
         while ahead:
             # Of all that are sorted before what is there, the last has most in common with it.
-            found = self._sorted[bisect_right(self._sorted, ahead) - 1]
-            if not ahead.startswith(found):
-                ahead = commonprefix([ahead, found]) if found < ahead else ""  # noqa: RUF071
-            elif unless_before and text.startswith(unless_before, place + len(found)):
-                ahead = found[:-1]
+            spelling = self._sorted[bisect_right(self._sorted, ahead) - 1]
+            if not ahead.startswith(spelling):
+                ahead = commonprefix([ahead, spelling]) if spelling < ahead else ""  # noqa: RUF071
+            elif unless_before and text.startswith(unless_before, place + len(spelling)):
+                ahead = spelling[:-1]
             else:
-                return found
+                return spelling
         return ""
 
 
@@ -189,12 +189,12 @@ class Tokenizer:
         special = [token for token in added if token.get("special")]
         self._special_ids = frozenset(token["id"] for token in special)
         # Runs of spaces, of ▁ and of line ends are text (Gemma's are added tokens).
-        kept = {bos_id, *begin_ids, *self.end_ids, *eos_ids}
+        roles = {bos_id, *begin_ids, *self.end_ids, *eos_ids}
         control = [
             t
             for t in added
             if t.get("special")
-            or ((t["id"] in kept or t["content"] in named_in) and t["content"].strip("▁ \t\r\n"))
+            or ((t["id"] in roles or t["content"] in named_in) and t["content"].strip("▁ \t\r\n"))
         ]
         if self._bytes_of("▁") == b" ":
             plain = self._added.keys() - {t["id"] for t in control}
