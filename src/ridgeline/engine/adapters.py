@@ -54,17 +54,17 @@ AnyLora = str | LoRARequest | None
 class Lease(Adapter):
     """An adapter as one request has it; its weights stay in memory as long as this lives."""
 
-    kept: KeptAdapter
+    handle: KeptAdapter
 
 
 @dataclass(slots=True, eq=False)
 class _Named:
-    """An adapter that has a name; what is not kept is read again when it is asked for."""
+    """An adapter that has a name; without a handle it is read again when it is asked for."""
 
     path: Path
     number: int = 0
     digest: bytes = b""
-    kept: KeptAdapter | None = None
+    handle: KeptAdapter | None = None
     leases: WeakSet[Lease] = field(default_factory=WeakSet)
 
 
@@ -116,7 +116,7 @@ class Adapters:
         self.default: str | None = None  # that of prompts which name none
         self._limit_bytes = limit_bytes
         self._named: OrderedDict[str, _Named] = OrderedDict()
-        self._kept: WeakSet[KeptAdapter] = WeakSet()  # also of those that have no name any more
+        self._handles: WeakSet[KeptAdapter] = WeakSet()  # also of those that have no name any more
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
 
@@ -128,7 +128,7 @@ class Adapters:
     @property
     def num_bytes(self) -> int:
         """Memory that adapters take, those included that only requests under way still have."""
-        return sum(kept.num_bytes for kept in list(self._kept))
+        return sum(handle.num_bytes for handle in list(self._handles))
 
     @property
     def in_use(self) -> dict[str, int]:
@@ -188,10 +188,10 @@ class Adapters:
         """
         with self._lock:
             named = self._find(name)
-            if named.kept is None:
+            if named.handle is None:
                 return None
             self._named.move_to_end(name)
-            lease = Lease(named.number, named.digest, named.kept)
+            lease = Lease(named.number, named.digest, named.handle)
             named.leases.add(lease)
             return lease
 
@@ -204,7 +204,7 @@ class Adapters:
             named = self._find(name)
             packed = self._packed(named.path)
             with self._lock:
-                if named.kept is None:
+                if named.handle is None:
                     self._keep(named, *packed)
         return lease
 
@@ -241,8 +241,8 @@ class Adapters:
 
     def _find(self, name: str) -> _Named:
         if name not in self._named:
-            known = ", ".join(self.names) or "none"
-            raise ValueError(f"there is no adapter {name!r:.80}; loaded: {known}")
+            names = ", ".join(self.names) or "none"
+            raise ValueError(f"there is no adapter {name!r:.80}; loaded: {names}")
         return self._named[name]
 
     def _packed(
@@ -262,11 +262,11 @@ class Adapters:
         number = next(self._numbers)
         return self._add(number, weights), number, weights.digest
 
-    def _keep(self, named: _Named, kept: KeptAdapter, number: int, digest: bytes) -> None:
+    def _keep(self, named: _Named, handle: KeptAdapter, number: int, digest: bytes) -> None:
         """Take an adapter in, once there is room for it."""
-        self._make_room(kept.num_bytes)
-        named.kept, named.number, named.digest = kept, number, digest
-        self._kept.add(kept)
+        self._make_room(handle.num_bytes)
+        named.handle, named.number, named.digest = handle, number, digest
+        self._handles.add(handle)
 
     def _make_room(self, num_bytes: int) -> None:
         """Drop those used longest ago that no request has, until ``num_bytes`` are free."""
@@ -276,7 +276,7 @@ class Adapters:
             if self.num_bytes + num_bytes <= self._limit_bytes:
                 return
             if not named.leases:
-                named.kept = None
+                named.handle = None
         if self.num_bytes + num_bytes > self._limit_bytes:
             raise NoRoom(
                 f"no memory for another adapter of {num_bytes} bytes: those in use take "

@@ -224,12 +224,12 @@ def calibrations(
         return [roofline_calibration(model, arch, config)]
     wanted = roofline_calibration(model, arch, config, stored_roof(home))
     paths = (calibration_path(home, replace(wanted, source=one)) for one in ("measured", "served"))
-    found = [one for path in paths if (one := stored_calibration(path)) and one.is_of(wanted)]
+    matches = [one for path in paths if (one := stored_calibration(path)) and one.is_of(wanted)]
     weights_bytes, kv_bytes = wanted.weights_bytes, wanted.kv_bytes_per_token
-    found = [
-        replace(one, weights_bytes=weights_bytes, kv_bytes_per_token=kv_bytes) for one in found
+    matches = [
+        replace(one, weights_bytes=weights_bytes, kv_bytes_per_token=kv_bytes) for one in matches
     ]
-    return sorted(found, key=lambda one: one.measured_at, reverse=True) or [wanted]
+    return sorted(matches, key=lambda one: one.measured_at, reverse=True) or [wanted]
 
 
 def roofline_calibration(
@@ -394,6 +394,6 @@ def measure_and_save_roof(home: Path, report: Report = lambda done, total: None)
         {name: rate for name, rate in asdict(rates).items() if rate is not None}
         for rates in (roof.one_thread, roof.all_threads)
     )
-    kept = KeptRoof(processor_name(), roof.threads, round(time.time(), 3), one, many)
-    save_roof(home, kept)
-    return kept
+    record = KeptRoof(processor_name(), roof.threads, round(time.time(), 3), one, many)
+    save_roof(home, record)
+    return record

@@ -235,8 +235,8 @@ class LLM:
     def _new_tier(self, engine_options: Options) -> Tier | None:
         if not engine_options.kv_disk:  # the digest of the model's files takes a while
             return None
-        name, found = self.fingerprint, self.facts
-        return new_tier(engine_options, self.config, self.runner, self.engine, name, found)
+        name, facts = self.fingerprint, self.facts
+        return new_tier(engine_options, self.config, self.runner, self.engine, name, facts)
 
     def _new_sleep(self, speculation: Speculation | None) -> Sleep:
         runners, caches = [self.runner], [self.engine.scheduler.queues.kv]
@@ -337,7 +337,7 @@ class LLM:
                 says which of several prompts, counted from 0.
         """
         show = wants_progress(progress, use_tqdm)
-        found = self.generate_as_completed(
+        pairs = self.generate_as_completed(
             prompts,
             sampling_params,
             suffix=suffix,
@@ -345,7 +345,7 @@ class LLM:
             return_errors=return_errors,
             progress=show,
         )
-        outputs = dict(found)
+        outputs = dict(pairs)
         return [outputs[i] for i in sorted(outputs)]
 
     def generate_as_completed(
@@ -369,11 +369,11 @@ class LLM:
         if suffix:
             encode = partial(self._encode_infill, suffix=suffix)
             params = [self.text.ending_at_fim(sampling) for sampling in params]
-        asked = self._requests.submit(
+        submission = self._requests.submit(
             many, encode, params, lora_request,
             is_many=many is prompts, return_errors=return_errors,
         )  # fmt: skip
-        return self._requests.outputs(asked, [text_of(prompt) for prompt in many], progress)
+        return self._requests.outputs(submission, [text_of(prompt) for prompt in many], progress)
 
     def _encode_infill(self, prompt: AnyPrompt, suffix: str) -> list[int]:
         return self.text.encode_infill(prompt, suffix).ids  # type: ignore[arg-type]
@@ -429,9 +429,9 @@ class LLM:
             ValueError: as in ``generate``; or the model has no chat template, or it refuses.
         """
         if chat_template_content_format not in get_args(ContentFormat):
-            known = ", ".join(get_args(ContentFormat))
+            names = ", ".join(get_args(ContentFormat))
             raise ValueError(
-                f"chat_template_content_format is {chat_template_content_format!r}, not of {known}"
+                f"chat_template_content_format is {chat_template_content_format!r}, not of {names}"
             )
         one = not is_list(messages) or is_chat(messages)
         many: Sequence[Any] = [messages] if one else messages
@@ -441,7 +441,7 @@ class LLM:
         variables.setdefault("continue_final_message", continue_final_message)
         params = self._requests.params_of_each(sampling_params, len(many))
         with self.text.chat_template.written_as(chat_template) as template:
-            asked = self._requests.submit(
+            submission = self._requests.submit(
                 many,
                 partial(template.render_ids, **variables),
                 params,
@@ -450,7 +450,7 @@ class LLM:
                 return_errors=return_errors,
             )
         show = wants_progress(progress, use_tqdm)
-        outputs = dict(self._requests.outputs(asked, [None] * len(many), show))
+        outputs = dict(self._requests.outputs(submission, [None] * len(many), show))
         return [outputs[i] for i in sorted(outputs)]
 
     def embed(
@@ -599,11 +599,11 @@ class LLM:
             ValueError: as in ``generate``; or answers are to be chosen when all are complete.
         """
         params = self._requests.params_of_each(sampling_params, len(prompts))
-        asked = self._requests.submit(
+        submission = self._requests.submit(
             prompts, self.text.encode_any, params, lora_request,
             is_many=len(prompts) > 1, is_stream=True,
         )  # fmt: skip
-        return self._requests.chunks(asked.requests, Load())
+        return self._requests.chunks(submission.requests, Load())
 
     if not TYPE_CHECKING:  # for a type checker a name that is not here is an error
 

@@ -159,11 +159,11 @@ def process_memory(
         engine: whose tables and texts are counted.
         before: what the process had when loading began.
     """
-    held = [
+    of_runners = [
         MemoryLine(name, part.num_bytes, part.resident_bytes, MEASURED, part.is_mapped, part.device)
         for name, part in parts.items()
     ]
-    lines = [line for line in held if not line.device]
+    lines = [line for line in of_runners if not line.device]
     lines += [MemoryLine(name, size, size, MEASURED) for name, size in grown.items()]
     objects = {"engine.blocks": _blocks_bytes(engine), "engine.sequences": _sequences_bytes(engine)}
     lines += [MemoryLine(name, size, size, COMPUTED) for name, size in objects.items()]
@@ -180,7 +180,7 @@ def process_memory(
     at_start = min(before.resident_bytes, total - named)
     remainder = {"process.before": at_start, "process.other": total - named - at_start}
     lines += [MemoryLine(name, size, size, MEASURED) for name, size in remainder.items()]
-    lines += [line for line in held if line.device]
+    lines += [line for line in of_runners if line.device]
     return ProcessMemory(
         tuple(line for line in lines if line.num_bytes or line.name in remainder), total
     )

@@ -229,19 +229,19 @@ class TokensBehindText:
         """Return what may be told now: the event's text, with the tokens that waited for it."""
         if event.seq_id not in self._answers:
             self._answers[event.seq_id] = HeldEntries(self._new_text(request))
-        held = self._answers[event.seq_id]
+        entries = self._answers[event.seq_id]
         if event.token is not None:
-            held.feed(event.token, event)
-        told = held.take(len(event.text), is_over=event.finish_reason is not None)
-        if told == [event]:
-            return told
-        if not told:
+            entries.feed(event.token, event)
+        ready = entries.take(len(event.text), is_over=event.finish_reason is not None)
+        if ready == [event]:
+            return ready
+        if not ready:
             is_news = event.text or event.finish_reason
             return [event._replace(token=None, logprobs=None)] if is_news else []
-        events = [Event(one.seq_id, one.token, "", one.logprobs, None, None, None) for one in told]
+        events = [Event(one.seq_id, one.token, "", one.logprobs, None, None, None) for one in ready]
         events[0] = events[0]._replace(text=event.text)
         events[-1] = event._replace(
-            token=told[-1].token, text=events[-1].text, logprobs=told[-1].logprobs
+            token=ready[-1].token, text=events[-1].text, logprobs=ready[-1].logprobs
         )
         return events
 

@@ -175,7 +175,7 @@ class Loop:
             return True
 
 
-class Submitted(NamedTuple):
+class Submission(NamedTuple):
     """Prompts that were asked, by their places.
 
     Attributes:
@@ -217,7 +217,7 @@ class Requests:
         is_stream: bool = False,
         pools: bool = False,
         return_errors: bool = False,
-    ) -> Submitted:
+    ) -> Submission:
         """Queue all prompts, which ``encode`` makes token ids.
 
         If one can never run, none is queued, and with ``return_errors`` the others. Raises
@@ -242,7 +242,7 @@ class Requests:
                 adds[i] = self._add(encode, prompt, sampling, adapter)
             except ValueError as error:
                 refuse(i, error)
-        return Submitted(self._loop.submit(adds, refuse), errors)
+        return Submission(self._loop.submit(adds, refuse), errors)
 
     def _add(
         self,
@@ -267,18 +267,18 @@ class Requests:
             token_rules=self._text.lexicon.rules(sampling),
         )
 
-    def _enter(self, ids: tuple[int, ...], sampling: SamplingParams, **asked: Any) -> int:
+    def _enter(self, ids: tuple[int, ...], sampling: SamplingParams, **options: Any) -> int:
         """Add a request to the engine, behind what is kept of its prompt elsewhere."""
         if self._load and sampling.prompt_logprobs is None:  # else all of it is computed
-            self._load(ids, asked["adapter"].digest)
-        return self._engine.add(ids, sampling, **asked)
+            self._load(ids, options["adapter"].digest)
+        return self._engine.add(ids, sampling, **options)
 
     def _with_all(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters with as many logprobs as there are tokens, where that is less."""
         names, size = ("logprobs", "prompt_logprobs"), self._text.vocab_size
-        asked = {name: getattr(sampling, name) for name in names}
+        counts = {name: getattr(sampling, name) for name in names}
         changes: dict[str, Any] = {
-            name: size for name, k in asked.items() if k is not None and not 0 <= k <= size
+            name: size for name, k in counts.items() if k is not None and not 0 <= k <= size
         }
         return replace(sampling, **changes) if changes else sampling
 
@@ -307,8 +307,8 @@ class Requests:
         behind = TokensBehindText(self._new_plain_text)
         with closing(events):
             for i, event in events:
-                told = behind.take(requests[i], event) if load.is_read else (event,)
-                yield from (self._chunk(i, one) for one in told)
+                ready = behind.take(requests[i], event) if load.is_read else (event,)
+                yield from (self._chunk(i, one) for one in ready)
 
     def _new_plain_text(self, request: Request) -> TextStream:
         return self._text.new_text(request.prompt, replace(request.params, stop=()))
@@ -327,18 +327,22 @@ class Requests:
         )
 
     def outputs(
-        self, asked: Submitted, texts: Sequence[str | None], progress: bool | None
+        self, submission: Submission, texts: Sequence[str | None], progress: bool | None
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Yield the outputs of prompts that were given as ``texts``, each when it is complete."""
-        chunks = self.chunks(asked.requests, Load(is_read=False))
-        return self._collected(asked, texts, chunks, progress)
+        chunks = self.chunks(submission.requests, Load(is_read=False))
+        return self._collected(submission, texts, chunks, progress)
 
     def _collected(
-        self, asked: Submitted, texts: Sequence[str | None], chunks: Chunks, progress: bool | None
+        self,
+        submission: Submission,
+        texts: Sequence[str | None],
+        chunks: Chunks,
+        progress: bool | None,
     ) -> Iterator[tuple[int, RequestOutput]]:
-        for i, error in asked.errors.items():
+        for i, error in submission.errors.items():
             yield i, refused(texts[i], error)
-        requests = asked.requests
+        requests = submission.requests
         counts = {i: request.params.num_answers for i, request in requests.items()}
         chunks_of: dict[int, list[list[Chunk]]] = {
             i: [[] for _ in range(counts[i])] for i in counts

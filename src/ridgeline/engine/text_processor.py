@@ -141,8 +141,8 @@ class TextProcessor:
         self.tool_format: ToolFormat = format_named(tool_call, self.chat_template.tool_source)
         self.reasoning = REASONINGS.get(reasoning)
         if reasoning == "auto":
-            known = REASONINGS.values()
-            self.reasoning = next((marks for marks in known if marks.end in template), None)
+            markers = REASONINGS.values()
+            self.reasoning = next((marks for marks in markers if marks.end in template), None)
         form, marks = self.tool_format, self.reasoning or REASONINGS["qwen3"]
         ids = {
             marker: self.tokenizer.special_id(marker)
@@ -179,13 +179,13 @@ class TextProcessor:
         if not isinstance(prompt, Mapping):
             return self.encode(prompt)  # type: ignore[arg-type]
         others = [name for name, value in prompt.items() if name not in _IN_PROMPT and _says(value)]
-        found = next((prompt[n] for n in reversed(_IN_PROMPT) if prompt.get(n) is not None), None)
-        if others or found is None:
+        value = next((prompt[n] for n in reversed(_IN_PROMPT) if prompt.get(n) is not None), None)
+        if others or value is None:
             wrong = f"has {', '.join(map(repr, others))}" if others else "has neither"
             raise ValueError(
                 f"a prompt is {{'prompt'}} or {{'prompt_token_ids'}}: this one {wrong}"
             )
-        return self.encode(found)
+        return self.encode(value)
 
     def encode_whole(self, text: Prompt, most: int | None = None) -> list[int]:
         """Return the token ids of a text that becomes a vector.
@@ -423,12 +423,12 @@ def _grammar_of(structured: StructuredOutputsParams) -> dict[str, str]:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
         return {"kind": "lark", "text": f"start: {texts}"}
     schema = '{"type": "object"}' if structured.json is None else str(structured.json)
-    found = {"kind": "json", "text": schema}
+    source = {"kind": "json", "text": schema}
     if structured.disable_any_whitespace:
-        return found | {"whitespace": ""}
+        return source | {"whitespace": ""}
     if structured.whitespace_pattern is not None:
-        return found | {"whitespace": structured.whitespace_pattern}
-    return found
+        return source | {"whitespace": structured.whitespace_pattern}
+    return source
 
 
 def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:

@@ -126,12 +126,12 @@ def taken(model: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], li
     nearest name, for an option that neither knows.
     """
     options, dropped = dict[str, Any](), list[str]()
-    known = [field.name for field in fields(Options)]
+    names = [field.name for field in fields(Options)]
     for name, value in given.items():
         if name == "dtype":
             plain = str(value).removeprefix("torch.")
             options[name] = _DTYPES.get(plain, plain)
-        elif name in known:
+        elif name in names:
             options[name] = value
         elif name in _RENAMED:
             options[_RENAMED[name]] = value
@@ -147,7 +147,7 @@ def taken(model: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], li
         elif name in _DROPPED:
             dropped += [name] if value is not None else []
         else:
-            raise TypeError(f"LLM has no option {name!r}{_nearest(name, known)}")
+            raise TypeError(f"LLM has no option {name!r}{_nearest(name, names)}")
     notes = [f"nothing here depends on {', '.join(dropped)}"] if dropped else []
     return model, options, notes
 
@@ -160,8 +160,8 @@ def wants_progress(progress: bool | None, use_tqdm: UseTqdm) -> bool | None:
     return bool(use_tqdm) if progress is None and use_tqdm is not None else progress
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, [*known, *_RENAMED, *_ONE_VALUE, *_DROPPED], n=1)
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, [*names, *_RENAMED, *_ONE_VALUE, *_DROPPED], n=1)
     return f": did you mean {near[0]!r}?" if near else ""
 
 
@@ -344,18 +344,18 @@ class Histogram(Metric):
 
 def metrics_of(counts: Counts, gauges: Mapping[str, float]) -> list[Metric]:
     """Return all metrics, of records that were counted and of an engine as it is now."""
-    found: list[Metric] = [Gauge(_name(name), {}, value) for name, value in gauges.items()]
-    found += [Counter(_name(name), {}, value) for name, value in counts.counters().items()]
-    found += [
+    metrics: list[Metric] = [Gauge(_name(name), {}, value) for name, value in gauges.items()]
+    metrics += [Counter(_name(name), {}, value) for name, value in counts.counters().items()]
+    metrics += [
         Counter(_name("request_success"), {"finished_reason": reason}, value)
         for reason, value in [*counts.finished.items()]
     ]
     places = [counts.accepted[i] for i in range(max(counts.accepted, default=-1) + 1)]
-    found.append(Vector(_name("spec_decode_num_accepted_tokens_per_pos"), {}, places))
+    metrics.append(Vector(_name("spec_decode_num_accepted_tokens_per_pos"), {}, places))
     for name, spread in counts.histograms.items():
         buckets = {bound: int(count) for bound, count in spread.buckets()}
-        found.append(Histogram(_name(name), {}, buckets["+Inf"], spread.total, buckets))
-    return found
+        metrics.append(Histogram(_name(name), {}, buckets["+Inf"], spread.total, buckets))
+    return metrics
 
 
 def _name(name: str) -> str:

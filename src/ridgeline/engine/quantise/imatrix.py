@@ -31,7 +31,7 @@ def read_imatrix(path: Path, raw: Mapping[str, Tensor]) -> dict[str, Floats]:
     facts = ConfigReader(values, str(path))
     if facts.text("general.type", "") != "imatrix":
         facts.fail("general.type is not imatrix: this is no importance matrix")
-    found: dict[str, Floats] = {}
+    importance: dict[str, Floats] = {}
     for name, sums in tensors.items():
         if not name.endswith(_SUMS):
             continue
@@ -49,10 +49,10 @@ def read_imatrix(path: Path, raw: Mapping[str, Tensor]) -> dict[str, Floats]:
         if not (np.isfinite(mean).all() and (mean >= 0).all()):
             facts.fail(f"tensor {name!r} has values that are no mean squares")
         if total > 0 and mean.any():
-            found[matrix] = (mean + np.float32(1e-6) * mean.mean()).astype(np.float32)
-    if not found:
+            importance[matrix] = (mean + np.float32(1e-6) * mean.mean()).astype(np.float32)
+    if not importance:
         raise ModelFileError(f"{path}: the importance matrix is empty")
-    return found
+    return importance
 
 
 def write_imatrix(path: Path, spreads: Mapping[str, Floats], num_tokens: int, dataset: str) -> None:

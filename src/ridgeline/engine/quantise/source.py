@@ -131,12 +131,12 @@ def _numbered(raw: Mapping[str, Tensor], matrices: re.Pattern[str]) -> dict[str,
 
 
 def _places(bound: Mapping[str, Tensor], matrices: re.Pattern[str]) -> dict[str, MatrixPlace]:
-    found = {}
+    places = {}
     for name, tensor in bound.items():
         in_file = tensor.name.partition("/")[0]
         if tensor.make is not None and matrices.fullmatch(in_file):
-            found[name] = MatrixPlace(in_file, numbers_of(tensor))
-    return found
+            places[name] = MatrixPlace(in_file, numbers_of(tensor))
+    return places
 
 
 def additions(path: Path, source: SourceFile) -> dict[str, list[Added]]:
@@ -145,15 +145,15 @@ def additions(path: Path, source: SourceFile) -> dict[str, list[Added]]:
     Raises ModelFileError if it is damaged, or not for this model.
     """
     adapter: AdapterWeights = read_adapter(path, Base.of(source.checkpoint))
-    found: dict[str, list[Added]] = {}
+    by_name: dict[str, list[Added]] = {}
     for name, part in adapter.parts.items():
         place = source.places.get(name)
         if place is None:
             raise ModelFileError(
                 f"{path}: it adapts {name!r}, which cannot be merged into this file"
             )
-        found.setdefault(place.name, []).append(Added(place.rows, part.a, part.b))
-    return found
+        by_name.setdefault(place.name, []).append(Added(place.rows, part.a, part.b))
+    return by_name
 
 
 def text_keys(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def text_keys(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
     spec, own = read_spec(checkpoint.tokenizer), tokenizer_of(checkpoint)
 
     def loaded(keys: Mapping[str, Any]) -> Tokenizer:
-        known = {"general.architecture": architecture, **keys}
-        return tokenizer_of(replace(checkpoint, tokenizer=known))
+        metadata = {"general.architecture": architecture, **keys}
+        return tokenizer_of(replace(checkpoint, tokenizer=metadata))
 
     try:
         values = gguf_vocabulary(spec, own, loaded, checkpoint.arch.vocab_size)
@@ -197,15 +197,15 @@ def _ends(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
 
     Raises ModelFileError: there are more than keys.
     """
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     roles = iter(("eos", "eot", "eom"))
     for token in checkpoint.eos_ids:
-        facts = ConfigReader(values | found, str(checkpoint.path))
-        if found and token in eos_ids_of(facts, checkpoint.arch.vocab_size):
+        facts = ConfigReader(values | keys, str(checkpoint.path))
+        if keys and token in eos_ids_of(facts, checkpoint.arch.vocab_size):
             continue
         role = next(roles, None)
         if role is None:
             facts.fail(f"{len(checkpoint.eos_ids)} tokens end an answer, more than a GGUF file can "
                        f"say: shorten eos_token_id in generation_config.json")  # fmt: skip
-        found[f"tokenizer.ggml.{role}_token_id"] = token
-    return found
+        keys[f"tokenizer.ggml.{role}_token_id"] = token
+    return keys

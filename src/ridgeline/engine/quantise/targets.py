@@ -69,6 +69,6 @@ def _type_of(mix: Mix, name: str, tensor: Tensor) -> str:
     if len(tensor.shape) < 2 or place is None or _KEPT.search(name):
         return tensor.dtype
     layer, part = int(place[1] or 0), place[2]
-    found = mix.format_of(_ROLES.get(part, "other"), layer, tensor.shape[-1]).upper()
+    format_name = mix.format_of(_ROLES.get(part, "other"), layer, tensor.shape[-1]).upper()
     # Where no blocks fit, what has 16 bits already keeps them as they are.
-    return tensor.dtype if found == "F16" and tensor.dtype == "BF16" else found
+    return tensor.dtype if format_name == "F16" and tensor.dtype == "BF16" else format_name

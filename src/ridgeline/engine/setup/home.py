@@ -46,9 +46,9 @@ def sweep(home: Path) -> None:
     for owner in _listed(home / "models"):
         if owner.name.startswith(".") or not owner.is_dir():
             continue
-        held = _listed(owner)
-        if all(file.name.startswith(".") and file.suffix == ".lock" for file in held):
-            for file in held:
+        files = _listed(owner)
+        if all(file.name.startswith(".") and file.suffix == ".lock" for file in files):
+            for file in files:
                 _remove_unlocked(file)
             with suppress(OSError):  # it is not empty any more, or not ours
                 owner.rmdir()

@@ -56,9 +56,9 @@ def facts(
     }
 
 
-def fingerprint(found: Mapping[str, Any]) -> str:
+def fingerprint(facts: Mapping[str, Any]) -> str:
     """Return the name of these facts."""
-    return "fp_" + hashlib.sha256(repr(found).encode()).hexdigest()[:_NUM_HEX]
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:_NUM_HEX]
 
 
 def with_adapter(fingerprint: str, digest: bytes) -> str:

@@ -345,11 +345,11 @@ def parse_speculative(value: str | Mapping[str, Any] | None) -> SpeculativeConfi
             ) from None
     if not isinstance(value, Mapping):
         raise ValueError(f"--speculative-config is {value!r}: write a JSON object, or 'off'")
-    known = [field.name for field in fields(SpeculativeConfig)]
+    names = [field.name for field in fields(SpeculativeConfig)]
     for key in value:
-        if key not in known:
+        if key not in names:
             raise ValueError(
-                f"--speculative-config has no {key!r}; it has {', '.join(known)}; the number "
+                f"--speculative-config has no {key!r}; it has {', '.join(names)}; the number "
                 "of drafts that pays is measured while it runs"
             )
     return SpeculativeConfig(**value)

@@ -117,15 +117,15 @@ def resolve(options: Options, checkpoint: Checkpoint, **room: Unpack[MemoryShare
     """
     if options.backend != "auto":
         return _resolve(options, checkpoint, **room)
-    found = cuda.approval.read(default_home())
+    approval = cuda.approval.read(default_home())
     on_cpu = replace(options, backend=AUTO)
-    if found is None:
+    if approval is None:
         return _resolve(on_cpu, checkpoint, **room)
-    why = f"backend {AUTO}: {found.why}; --backend cuda takes the GPU anyway"
-    if found.is_open:
+    why = f"backend {AUTO}: {approval.why}; --backend cuda takes the GPU anyway"
+    if approval.is_open:
         try:
             config = _resolve(replace(options, backend="cuda"), checkpoint, **room)
-            return _noted(config, f"backend cuda: {found.why}")
+            return _noted(config, f"backend cuda: {approval.why}")
         except ValueError as error:
             why = f"backend {AUTO}: {error}"
     return _noted(_resolve(on_cpu, checkpoint, **room), why)
@@ -401,14 +401,14 @@ _WIDTHS = {"int4": "4 bits", "int8": "8 bits", "int8-row": "8 bits per output"}
 
 def start_lines(model: str, checkpoint: Checkpoint, config: EngineConfig) -> list[str]:
     """Return the lines to say, each with the way out. ``model`` is what the user calls it."""
-    told, lines = checkpoint.tokenizer, [f"{model}: {note}" for note in checkpoint.notes]
+    tokenizer, lines = checkpoint.tokenizer, [f"{model}: {note}" for note in checkpoint.notes]
     if checkpoint.arch.has_head and not checkpoint.eos_ids:
         lines.append(
             f"{model} names no token that ends an answer: answers run to their limit of tokens, or "
             f"to a stop string; name one under eos_token in tokenizer_config.json, or in a GGUF "
             f"file as tokenizer.ggml.eos_token_id"
         )
-    if isinstance(told, Mapping) and names_no_pre_tokenizer(told):
+    if isinstance(tokenizer, Mapping) and names_no_pre_tokenizer(tokenizer):
         lines.append(f"{checkpoint.path.name} names no pre-tokenizer: llama.cpp's default is used")
     lines.append(_long_rope_line(checkpoint.arch, config.max_model_len))
     if checkpoint.arch.chunk:
