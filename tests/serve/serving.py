@@ -175,6 +175,12 @@ class Served:
         assert error["code"] is None or isinstance(error["code"], str)
         return status, error
 
+    def refused_for(self, param: str, path: str, body: Any, **headers: str) -> dict[str, Any]:
+        """Send what must be refused because of a field; return the error object."""
+        status, error = self.refused(path, body, **headers)
+        assert (status, error["param"]) == (404 if param == "model" else 400, param), error
+        return error
+
     def num_lines(self) -> int:
         """Return how many lines the log has once those of all earlier answers are in it."""
         mark = f"mark-{uuid.uuid4().hex}"

@@ -331,11 +331,6 @@ SENT: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # What is asked of these cannot be done, and the answer would be another one.
-REFUSED = {
-    "lora_path": "x", "top_a": 0.1,
-    "n_probs": 5, "post_sampling_probs": True, "mirostat": 2,
-    "modalities": ["audio"], "logits_processors": ["x"],
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("whose", SENT)
@@ -346,12 +341,6 @@ def test_what_programs_send_to_other_servers_is_taken(coder: Served, whose: str)
             del body["max_tokens"]
         status, answer, _ = coder.call(CHAT, body)
         assert status == 200, (name, answer)
-
-
-def test_what_would_make_another_answer_is_refused(coder: Served) -> None:
-    for name, value in REFUSED.items():
-        status, words, _ = sent(coder, CHAT, {name: value})
-        assert (status, name in words) == (400, True), name
 
 
 def test_no_other_body_is_forgotten() -> None:

@@ -19,83 +19,6 @@ CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
 GO_ON: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
 FORM = {"content_type": "text/plain", "origin": "http://localhost"}  # as a page sends it unasked
-PICTURE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
-WRONG = [True, "5", [], {}, float("nan")]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"temperature": 2.1}, "temperature"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"n": 0}, "n"),
-        ({"n": 129}, "n"),
-        ({"n": 10**30}, "n"),
-        ({"n": 1.0}, "n"),
-        ({"stop": ["a"] * 65}, "stop"),
-        ({"stop": ""}, "stop"),
-        ({"stop": [7]}, "stop[0]"),
-        ({"stop": "a" * 1025}, "stop"),
-        ({"stop": ["a", "b" * 1025]}, "stop[1]"),
-        ({"seed": 1 << 63}, "seed"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"frequency_penalty": -3}, "frequency_penalty"),
-        ({"logit_bias": {"7": 101}}, "logit_bias.7"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias"),
-        ({"logit_bias": {"410": 1}}, "logit_bias"),
-        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
-        ({"stop_token_ids": [410]}, "stop_token_ids"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids"),
-        ({"max_tokens": -2}, "max_tokens"),
-        ({"max_tokens": 1 << 63}, "max_tokens"),
-        ({"min_tokens": 5}, "min_tokens"),
-        ({"top_k": -2}, "top_k"),
-        ({"min_p": 2}, "min_p"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"repetition_penalty": 0.001}, "repetition_penalty"),
-        ({"metadata": {"a": 1}}, "metadata.a"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        *[({name: value}, name) for name in ("temperature", "n", "top_k") for value in WRONG],
-    ],
-)
-@pytest.mark.parametrize("path", [CHAT, COMPLETE])
-def test_what_is_wrong_is_named(
-    served: Served, path: str, fields: dict[str, Any], param: str
-) -> None:
-    status, error = served.refused(path, (ASK if path == CHAT else GO_ON) | fields)
-    assert status == 400
-    assert (error["param"] or "").startswith(param), error
-    assert error["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "cat", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "x " * 200}]}, "messages"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"max_completion_tokens": 5}, "max_tokens"),
-        ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-        ({"chat_template": "{% for"}, "messages"),
-    ],
-)
-def test_what_is_wrong_in_a_chat(served: Served, fields: dict[str, Any], param: str) -> None:
-    status, error = served.refused(CHAT, ASK | fields)
-    assert status == 400
-    assert (error["param"] or "").startswith(param), error
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
@@ -136,41 +59,6 @@ def test_half_a_letter_is_refused_everywhere(served: Served, field: str) -> None
     assert served.call(COMPLETE, whole.encode())[0] == 200
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    ["", [], [[]], ["fine", ""], [410], [-1], [1 << 70], [True], [1.5], [["a"]], ["a", 5], None, 7],
-)
-def test_prompts_that_are_none(served: Served, prompt: Any) -> None:
-    status, error = served.refused(COMPLETE, GO_ON | {"prompt": prompt})
-    assert status == 400
-    assert (error["param"] or "").startswith("prompt"), error
-
-
-@pytest.mark.parametrize("fields", [{"logprobs": 6}, {"best_of": 129}, {"suffix": "x"}])
-def test_what_is_wrong_in_a_completion(served: Served, fields: dict[str, Any]) -> None:
-    status, error = served.refused(COMPLETE, GO_ON | fields)
-    assert (status, error["param"]) == (400, next(iter(fields)))
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "message"),
-    [
-        (COMPLETE, {"stop": ["a"] * 65}, "stop asks for 65: this server allows at most 64"),
-        (COMPLETE, {"min_tokens": 1 << 40}, f"min_tokens is {1 << 40}: "),
-        (CHAT, {"max_tokens": None, "max_completion_tokens": -2}, "max_completion_tokens is "),
-        ("/tokenize", {"prompt": None}, "prompt is missing"),
-        ("/tokenize", {"prompt": None, "messages": []}, "messages is wrong: "),
-    ],
-)
-def test_a_refusal_names_what_was_sent(
-    served: Served, path: str, fields: dict[str, Any], message: str
-) -> None:
-    body = {CHAT: ASK, COMPLETE: GO_ON, "/tokenize": {}}[path] | fields
-    error = served.refused(path, body)[1]
-    assert error["message"].startswith(message)
-    assert error["param"] == message.split()[0]
-
-
 def test_a_chat_of_no_tokens_only_reads_its_prompt(served: Served) -> None:
     ask = {"messages": [{"role": "user", "content": "Read this."}], "max_tokens": 0}
     status, found, _ = served.call(CHAT, ask | {"logprobs": True, "max_completion_tokens": 0})
@@ -184,22 +72,6 @@ def test_a_chat_of_no_tokens_only_reads_its_prompt(served: Served) -> None:
 def test_many_stop_strings(served: Served) -> None:
     stop = [f"never {i}" for i in range(64)]
     assert served.call(COMPLETE, GO_ON | {"stop": stop})[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "headers", "status"),
-    [
-        (COMPLETE, GO_ON, FORM, 415),
-        (COMPLETE, b" " * ((8 << 20) + 1), {}, 413),
-        (COMPLETE, GO_ON | {"prompt": []}, {}, 400),
-    ],
-)
-def test_refusals_have_a_code(
-    served: Served, path: str, body: Any, headers: dict[str, str], status: int
-) -> None:
-    found, error = served.refused(path, body, **headers)
-    assert found == status
-    assert error["code"]
 
 
 def test_a_bug_has_a_code_too(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,21 +124,6 @@ def test_what_cannot_change_an_answer_is_dropped_and_named(served: Served) -> No
     nulls = {"metadata": {"a": None, "b": "c"}, "logit_bias": {"50": None, "51": 100}}
     nulls |= {"stream": True, "stream_options": {"include_usage": None, "other": None}}
     assert served.call(COMPLETE, GO_ON | nulls)[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"prefix": True}, "messages[0].prefix"),
-        ({"role": "user", "content": None}, "messages[0].content"),
-    ],
-)
-def test_what_could_change_an_answer_is_refused(
-    served: Served, message: dict[str, Any], param: str
-) -> None:
-    said = {"role": "assistant", "content": "x"} | message
-    error = served.refused(CHAT, ASK | {"messages": [said, *HELLO]})[1]
-    assert param in error["message"]
 
 
 def test_the_log_says_why_a_request_was_refused(served: Served) -> None:
@@ -362,6 +219,7 @@ def test_what_is_no_request(
     found, answer, _ = served.call(path, body, method, **headers)
     assert found == status, answer
     assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["code"]
     text = json.dumps(answer)
     assert not any(leak in text for leak in ("Traceback", "/src/", ".py", "0x"))
 
@@ -426,39 +284,9 @@ def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:
     assert pages
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"n": 0}, "n is 0: it must be greater than or equal to 1"),
-        ({"n": True}, "n is true: it must be a valid integer"),
-        ({"temperature": 2.1}, "temperature is 2.1: it must be less than or equal to 2"),
-        ({"n": 10**30}, "n is wrong: it must be less than or equal to 128"),
-        ({"stop": ["b" * 1025]}, "stop[0] is wrong: it must have at most 1024 characters"),
-        ({"user": ["secret"]}, "user is wrong: it must be a valid string"),
-        ({"max_tokens": "secret"}, "max_tokens is wrong: it must be a valid integer"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-            "tools[0].function.name is \"a b\": it must match pattern '^[A-Za-z0-9_-]{1,128}$'",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "secret " * 20}}]},
-            "tools[0].function.name is wrong: it must match pattern '^[A-Za-z0-9_-]{1,128}$'",
-        ),
-    ],
-)
-def test_a_message_shows_a_value_that_is_no_text_of_a_user(
-    served: Served, fields: dict[str, Any], message: str
-) -> None:
-    assert served.refused(CHAT, ASK | fields)[1]["message"] == message
-
-
-def test_a_bias_of_nothing_may_have_any_key_and_others_are_all_named(served: Served) -> None:
+def test_a_bias_of_nothing_may_have_any_key(served: Served) -> None:
     body = {"messages": HELLO, "max_tokens": 1}
     assert served.call(CHAT, body | {"logit_bias": {"foo": 0, "7": 0.0}})[0] == 200
-    status, error = served.refused(CHAT, body | {"logit_bias": {"bad1": 50, "bad2": 2, "ok": 0}})
-    assert (status, error["param"]) == (400, "logit_bias")
-    assert "'bad1', 'bad2'" in error["message"]
-    assert served.refused(CHAT, body | {"logit_bias": {"foo": False}})[0] == 400
 
 
 def test_a_prompt_is_cut_from_the_left_if_that_is_asked_for(served: Served) -> None:
@@ -474,9 +302,6 @@ def test_a_prompt_is_cut_from_the_left_if_that_is_asked_for(served: Served) -> N
     chat = body | {"messages": HELLO, "truncate_prompt_tokens": 3}
     whole = served.call(CHAT, body | {"messages": HELLO})[1]["prompt_token_ids"]
     assert served.call(CHAT, chat)[1]["prompt_token_ids"] == whole[-3:]
-    status, error = served.refused(COMPLETE, body | {"prompt": ids, "truncate_prompt_tokens": 0})
-    assert (status, error["param"]) == (400, "truncate_prompt_tokens")
-    assert served.refused(COMPLETE, body | {"prompt": ids})[0] == 400
 
 
 def test_a_stop_string_is_kept_under_sglangs_name_too(served: Served) -> None:

@@ -99,55 +99,6 @@ def test_a_stream_adds_up(served: Served) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {}}, "response_format.type"),
-        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format.schema"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (openai_schema(strict="yes"), "response_format.json_schema.strict"),
-        (openai_schema(schema="text"), "response_format.json_schema.schema"),
-        (openai_schema(other=1), "response_format.json_schema.other"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}},
-            "response_format.json_schema.name",
-        ),
-        (openai_schema({"not": {}}), "response_format.json_schema.schema"),
-        (
-            openai_schema({"type": "integer", "minimum": 2, "maximum": 1}),
-            "response_format.json_schema.schema",
-        ),
-        ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
-        ({"guided_regex": "("}, "guided_regex"),
-        ({"grammar": "root ::= nothing"}, "grammar"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
-        (
-            {"guided_grammar": 'start: "b"', "structured_outputs": {"grammar": 'start: "a"'}},
-            "guided_grammar",
-        ),
-        (openai_schema() | {"guided_regex": "a"}, "guided_regex"),
-        (openai_schema() | {"ignore_eos": True}, "ignore_eos"),
-        (openai_schema() | {"min_tokens": 3}, "min_tokens"),
-        ({"guided_regex": "a" * 70_000}, "guided_regex"),
-    ],
-    ids=lambda value: str(value)[:50],
-)
-@pytest.mark.parametrize("path", [CHAT, COMPLETE])
-def test_what_is_wrong_is_named(
-    served: Served, path: str, fields: dict[str, Any], param: str
-) -> None:
-    ask = ASK if path == CHAT else GO_ON
-    status, error = served.refused(path, ask | fields)
-    assert status == 400
-    assert error["param"] == param, error
-    assert len(error["message"]) < 600
-
-
 DEAD_END = 'start: "a" "b"? C\nC: /x/ & /y/'  # nothing can follow, which shows only there
 
 

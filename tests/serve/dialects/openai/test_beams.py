@@ -81,47 +81,6 @@ def test_best_of_returns_the_likeliest_per_token_and_counts_all(served: Served, 
     assert [choice["logprobs"] for choice in hidden["choices"]] == [None] * (2 * names)
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        (path, {"use_beam_search": True} | fields, next(iter(fields)))
-        for path in (CHAT, COMPLETE)
-        for fields in (
-            {"temperature": 0.7},
-            {"top_k": 4},
-            {"top_p": 0.9},
-            {"min_p": 0.1},
-            {"repetition_penalty": 1.1},
-            {"presence_penalty": 0.5},
-            {"frequency_penalty": 0.5},
-            {"logit_bias": {"3": 1}},
-            {"stop": "x"},
-            {"stream": True},
-            {"early_stopping": "always"},
-            {"length_penalty": 11},
-            {"best_of": 0},
-            {"typical_p": 0.5},
-            {"bad_words": ["x"]},
-        )
-    ]
-    + [
-        (COMPLETE, {"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
-        (COMPLETE, {"best_of": 2, "n": 3}, "best_of"),
-        (COMPLETE, {"best_of": 3, "n": 2, "stream": True}, "stream"),
-        (COMPLETE, {"best_of": 129}, "best_of"),
-        (CHAT, {"length_penalty": 2.0}, "length_penalty"),
-        (CHAT, {"early_stopping": True}, "early_stopping"),
-    ],
-    ids=str,
-)
-def test_what_beams_exclude_is_refused_by_name(
-    served: Served, path: str, fields: dict[str, Any], param: str
-) -> None:
-    ask = ASK if path == CHAT else GO_ON
-    status, error = served.refused(path, ask | fields)
-    assert (status, error["param"]) == (400, param), error
-
-
 def test_beams_of_a_form(served: Served) -> None:
     choices = ["good", "bad", "neither"]
     body = {"prompt": "This film is", "max_tokens": 20, "guided_choice": choices}

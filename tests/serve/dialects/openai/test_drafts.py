@@ -107,19 +107,3 @@ def test_earlier_answers_help_the_key_that_got_them_alone(model: Path) -> None:
     assert again["num_accepted_tokens"] >= 39 - again["num_drafts"] > first["num_accepted_tokens"]
     assert other == first
     assert other_again == again == once_more
-
-
-@pytest.mark.parametrize(
-    ("prediction", "param"),
-    [
-        ("text", "prediction"),
-        ({"type": "other", "content": "x"}, "prediction.type"),
-        ({"type": "content"}, "prediction.content"),
-        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content"),
-        ({"type": "content", "content": "x" * 100_000}, "prediction.content"),
-    ],
-)
-def test_a_wrong_prediction_is_refused(served: Served, prediction: Any, param: str) -> None:
-    status, error = served.refused(CHAT, ASK | {"prediction": prediction})
-    assert status == 400
-    assert error["param"].startswith(param), error

@@ -39,6 +39,8 @@ def test_the_openai_client_gets_the_vectors_of_the_engine(served: Served, offlin
         assert [one.index for one in answer.data] == [0, 1, 2, 3]
         num_tokens = sum(len(offline.tokenizer.encode(text)) for text in TEXTS)
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == num_tokens
+    with pytest.raises(BadRequestError, match="at least one token"):
+        served.client().embeddings.create(model="tiny", input="")
 
 
 def test_base64_is_little_endian_float32(served: Served, offline: LLM) -> None:
@@ -75,27 +77,6 @@ def test_fewer_dimensions_are_scaled_again(served: Served, offline: LLM) -> None
     )
     assert sum(value * value for value in raw) > 1.5
     assert cosine(raw, whole) == pytest.approx(1, abs=1e-6)
-
-
-def test_what_cannot_be_had_is_refused_by_name(served: Served) -> None:
-    size = served.llm.arch.hidden_size
-    for body, param, words in (
-        ({"input": "a", "dimensions": size + 1}, "dimensions", f"have {size}"),
-        ({"input": ""}, "input", "at least one token"),
-        ({"input": []}, "input", "1 to"),
-        ({"input": [[]]}, "input", "at least one token"),
-        ({"input": [[1, 10**6]]}, "input", "1000000"),
-        ({"input": "a " * 200}, "input", "truncate_prompt_tokens"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
-        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "send encoding_format"),
-    ):
-        status, error = served.refused("/v1/embeddings", body)
-        assert (status, error["param"]) == (400, param), error
-        assert words in error["message"]
-    status, error = served.refused("/v1/embeddings", {"input": "a", "model": "other"})
-    assert (status, error["code"]) == (404, "model_not_found")
-    with pytest.raises(BadRequestError, match="at least one token"):
-        served.client().embeddings.create(model="tiny", input="")
 
 
 def test_a_long_text_is_cut_if_that_is_wanted(served: Served, offline: LLM) -> None:
@@ -138,8 +119,6 @@ def test_scores_of_pairs(served: Served, offline: LLM) -> None:
         assert status == 200, answer
         check_shape(Scored, answer)
         assert [pair["score"] for pair in answer["data"]] == pytest.approx(wanted, abs=1e-7)
-    status, error = served.refused("/v1/score", {"text_1": TEXTS[:2], "text_2": TEXTS})
-    assert (status, error["param"]) == (400, "text_1")
 
 
 def test_a_vector_is_counted_and_logged(model: Path) -> None:
