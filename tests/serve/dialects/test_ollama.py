@@ -143,8 +143,6 @@ def test_a_form(served: Served) -> None:
     found = whole(served, PROMPT | {"format": "json", "options": {"seed": 2}}, GENERATE)
     if found["done_reason"] == "stop":
         assert isinstance(json.loads(found["response"]), dict)
-    status, why = refused(served, CHAT, ASK | {"format": "xml"})
-    assert (status, "format is wrong: it must be json" in why) == (400, True)
 
 
 def test_calls_come_whole_and_results_go_back(thinker: Served) -> None:
@@ -254,8 +252,6 @@ def test_whole_numbers_may_have_a_point(served: Served) -> None:
         whole(served, ASK | {"options": options | {"temperature": 1}}) for options in (said, floats)
     )
     assert first["message"] == second["message"]
-    half = ASK | {"options": {"seed": 1.5}}
-    assert served.call(CHAT, half)[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -263,13 +259,15 @@ def test_whole_numbers_may_have_a_point(served: Served) -> None:
     [
         (CHAT, {"model": "other"}, "there is no model 'other'"),
         (CHAT, {"model": None}, "model is missing"),
-        (CHAT, {"options": {"mirostat": 1}}, "mirostat is not supported"),
-        (CHAT, {"options": {"temperature": 3}}, "options.temperature"),
+        (CHAT, {"options": {"mirostat": 1}}, "options.mirostat is not supported"),
+        (CHAT, {"options": {"temperature": 3}}, "options.temperature is 3: it must be less than"),
+        (CHAT, {"options": {"seed": 1.5}}, "options.seed is 1.5: it must be a valid integer"),
         (CHAT, {"options": {"num_predict": -3}}, "options.num_predict is -3"),
         (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}, "images is not"),
-        (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
-        (CHAT, {"format": {"type": 5}}, "format"),
+        (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role is"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function is missing"),
+        (CHAT, {"format": {"type": 5}}, "format cannot be used"),
+        (CHAT, {"format": "xml"}, "format is wrong: it must be json"),
         (GENERATE, {"context": [1, 2]}, "context is not supported: send the conversation"),
         (GENERATE, {"template": "x"}, "template is not supported"),
         (GENERATE, {"raw": True, "system": "x"}, "system needs the model's template"),
@@ -284,7 +282,7 @@ def test_what_is_refused_by_name(
 ) -> None:
     base = {CHAT: ASK, GENERATE: PROMPT}.get(path, {"model": "tiny"})
     status, why = refused(served, path, base | fields)
-    assert status in (400, 404)
+    assert status == (404 if words.startswith("there is no model") else 400)
     assert words in why
 
 

