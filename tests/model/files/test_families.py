@@ -58,8 +58,8 @@ def layers_of_gguf(values: dict[str, Any], arch: str) -> tuple[Layer, ...]:
     """The layers of a file, of whose tensors only the embedding is there."""
     meta, family = ConfigReader(values, "x", prefix=f"{arch}."), GGUF_FAMILIES[arch]
     embedding = as_tensors({"token_embd.weight": np.zeros((40, 32), np.float32)})
-    config, facts, known = config_of_gguf(meta, family, embedding)
-    return arch_of(config, family, family.read(facts), embedding, **known).layers
+    config, metadata, overrides = config_of_gguf(meta, family, embedding)
+    return arch_of(config, family, family.read(metadata), embedding, **overrides).layers
 
 
 def test_llama_of_hugging_face() -> None:

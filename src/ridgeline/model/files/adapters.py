@@ -196,7 +196,7 @@ class _TargetModules:
         self._excluded = self._names("exclude_modules")
         self._layers = self._layer_numbers()
         for key, value in config.values.items():
-            if value and key not in config.seen and key not in _HARMLESS:
+            if value and key not in config.read_keys and key not in _HARMLESS:
                 config.fail(f"{key} is set, which is not supported: it is not known whether it "
                             f"changes what the adapter computes")  # fmt: skip
 

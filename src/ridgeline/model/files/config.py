@@ -28,7 +28,7 @@ class ConfigReader:
         where: the file, for messages.
         prefix: put before each key.
         tensors: names of the tensors beside the configuration.
-        seen: keys that were asked for.
+        read_keys: keys that were asked for.
         names: keys by which the file itself says something, if they are not the usual ones.
         beyond: what no config.json can say, by names of our own: see ``families.gguf_config``.
     """
@@ -37,7 +37,7 @@ class ConfigReader:
     where: str
     prefix: str = ""
     tensors: Collection[str] = ()
-    seen: set[str] = field(default_factory=set, compare=False)
+    read_keys: set[str] = field(default_factory=set, compare=False)
     names: Mapping[str, str] = field(default_factory=dict)
     beyond: Mapping[str, Any] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class ConfigReader:
 
     def get(self, key: str) -> Any:
         """Return the value as it is, None where it is absent."""
-        self.seen.add(self.prefix + key)
+        self.read_keys.add(self.prefix + key)
         return self.values.get(self.prefix + key)
 
     def has(self, key: str) -> bool:

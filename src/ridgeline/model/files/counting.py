@@ -242,19 +242,19 @@ def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where:
         )
     meta, family = family_of_gguf(metadata, raw, where)
     of_sizes = _of_sizes(family)
-    config, facts, known = config_of_gguf(meta, of_sizes, raw)
-    arch = arch_of(config, of_sizes, of_sizes.read(facts), raw, **known)
+    gguf = config_of_gguf(meta, of_sizes, raw)
+    arch = arch_of(gguf.config, of_sizes, of_sizes.read(gguf.metadata), raw, **gguf.overrides)
     _refuse_other_sizes(meta, family, HARMLESS_IN_GGUF)
     return shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
 
 
 def _refuse_other_sizes(config: ConfigReader, family: Family, harmless: Set[str]) -> None:
     """Raise ModelFileError for a key that was not read and that by its name says a size."""
-    config.seen.update(config.prefix + key for one in family.facts.values() for key in one.keys)
+    config.read_keys.update(config.prefix + k for one in family.facts.values() for k in one.keys)
     unread = {
         key.removeprefix(config.prefix): value
         for key, value in config.values.items()
-        if key.startswith(config.prefix) and key not in config.seen and _says_size(key)
+        if key.startswith(config.prefix) and key not in config.read_keys and _says_size(key)
     }
     require(config, {key: value for key, value in family.required.items() if key in unread})
     known = harmless | {*family.ignored_keys, *family.required, *_WEIGHTS_ALONE, *MTP_KEYS}

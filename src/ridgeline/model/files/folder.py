@@ -25,11 +25,11 @@ class Folder:
 
     Attributes:
         path: of the directory.
-        found: where the files are that were asked for and are there, by name.
+        paths: where the files are that were asked for and are there, by name.
     """
 
     path: Path
-    found: dict[str, Path] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
 
     @cached_property
     def _root(self) -> Path:
@@ -55,7 +55,7 @@ class Folder:
             return None
         except OSError as error:  # such as a name that is too long
             raise ModelFileError(f"{self.path / name}: {error.strerror}") from None
-        self.found[name] = target
+        self.paths[name] = target
         return target
 
     def read(self, name: str, max_bytes: int) -> bytes | None:

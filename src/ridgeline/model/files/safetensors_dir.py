@@ -85,7 +85,7 @@ def load_directory(path: Path) -> Checkpoint:
         dense=dense,
         end_ids=text.end_ids,
         quantization=quantized.description,
-        contents=FileDigests(folder.found),
+        contents=FileDigests(folder.paths),
         notes=(*notes, *text.notes),
     )
 

@@ -48,7 +48,8 @@ def test_files_are_read_once_and_again_when_they_change(tmp_path: Path, reads: l
     path.write_bytes(b"old")
     written = path.stat()
     first = FileDigests({"m": path}).digest(kept)
-    assert FileDigests({"m": path}).known(kept) == FileDigests({"m": path}).digest(kept) == first
+    cached = FileDigests({"m": path}).cached_digest(kept)
+    assert cached == FileDigests({"m": path}).digest(kept) == first
     assert reads == ["m.gguf"]
     while path.stat().st_ctime_ns == written.st_ctime_ns:  # the file system's clock ticks
         with path.open("r+b") as file:  # in place, as rsync --inplace does
@@ -58,7 +59,7 @@ def test_files_are_read_once_and_again_when_they_change(tmp_path: Path, reads: l
     assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
         (written.st_size, written.st_mtime_ns, written.st_ino)
     )
-    assert FileDigests({"m": path}).known(kept) is None
+    assert FileDigests({"m": path}).cached_digest(kept) is None
     assert FileDigests({"m": path}).digest(kept) == hashlib.sha256(b"new").hexdigest() != first
     assert reads == ["m.gguf"] * 2
 
@@ -71,7 +72,7 @@ def test_a_damaged_record_is_none(tmp_path: Path, reads: list[str], damage: byte
     (record,) = kept.iterdir()
     record.write_bytes(damage)
     assert FileDigests({"m": path}).digest(kept) == wanted
-    assert FileDigests({"m": path}).known(kept) == wanted  # it was made anew
+    assert FileDigests({"m": path}).cached_digest(kept) == wanted  # it was made anew
     assert len(reads) == 2
 
 
@@ -85,7 +86,7 @@ def test_a_digest_that_was_damaged_in_its_record_is_none(tmp_path: Path, reads: 
     for at in (place, place + 63):
         other = content[:at] + (b"0" if content[at : at + 1] != b"0" else b"1") + content[at + 1 :]
         record.write_bytes(other)
-        assert FileDigests({"m": path}).known(kept) is None
+        assert FileDigests({"m": path}).cached_digest(kept) is None
         assert FileDigests({"m": path}).digest(kept) == wanted
     assert len(reads) == 3
 

@@ -90,7 +90,7 @@ def mapped(
 
     # To read the model's files through is quicker than to pack them, and slower than neither.
     arrays = None
-    if checkpoint.contents.known(folder) is not None or any(_packed_from(folder, place)):
+    if checkpoint.contents.cached_digest(folder) is not None or any(_packed_from(folder, place)):
         arrays = _kept(folder / name(), say)
     if arrays is None:
         path = write(folder, name, packed(), checkpoint.nbytes, say)

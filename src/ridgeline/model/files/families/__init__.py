@@ -159,8 +159,8 @@ def arch_from_config(
     refuse_keys(config, family, "quantization_config")
     arch = arch_of(config, family, family.read(config), raw)
     # What the family reads of parts that this model lacks changes nothing.
-    config.seen.update(key for reader in family.facts.values() for key in reader.keys)
-    require(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
+    config.read_keys.update(key for reader in family.facts.values() for key in reader.keys)
+    require(config, {key: ONLY[key] for key in ONLY if key not in config.read_keys})
     refuse_unread_keys(config, HARMLESS_IN_HF | {*family.ignored_keys}, CHANGING_IN_HF, note)
     return arch
 
@@ -193,8 +193,8 @@ def model_from_gguf(
     """
     meta, family = family_of_gguf(metadata, raw, where)
     refuse_keys(meta, family)
-    config, facts, known = config_of_gguf(meta, family, raw)
-    arch = arch_of(config, family, family.read(facts), raw, **known)
+    gguf = config_of_gguf(meta, family, raw)
+    arch = arch_of(gguf.config, family, family.read(gguf.metadata), raw, **gguf.overrides)
     require(meta, {"attention.causal": not arch.is_encoder})
     refuse_unread_keys(meta, HARMLESS_IN_GGUF | {*family.ignored_keys}, CHANGING_IN_GGUF, note)
     guessing = tuple(f"blk.{arch.num_layers + i}." for i in range(arch.num_guessing))
@@ -226,8 +226,8 @@ def _text_half(values: Mapping[str, Any], where: str, note: Note) -> dict[str, A
     """
     of_all = {key: values[key] for key in _OF_BOTH_HALVES if key in values}
     outside = {key: value for key, value in values.items() if key != "text_config"}
-    known = HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES}
-    refuse_unread_keys(ConfigReader(outside, where), known, CHANGING_IN_HF, note)
+    harmless = HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES}
+    refuse_unread_keys(ConfigReader(outside, where), harmless, CHANGING_IN_HF, note)
     of_text = {key: value for key, value in values["text_config"].items() if value is not None}
     defaults = TABLES.text_defaults.get(str(of_text.get("model_type")), {})
     named = {"architectures": [architecture(values)]}

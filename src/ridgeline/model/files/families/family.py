@@ -138,9 +138,9 @@ class Family:
         """Return whether models that run may have a part of this name."""
         return fact in self.facts and not set(self.facts[fact].keys) & {*self.refused_keys}
 
-    def read(self, facts: ConfigReader) -> Parts:
+    def read(self, config: ConfigReader) -> Parts:
         """Return the facts of all parts, such as "mixer"; those of the model by the name ""."""
-        return Parts(self, facts)
+        return Parts(self, config)
 
 
 class Parts:
@@ -149,9 +149,9 @@ class Parts:
     So what a file does not say of a part that its model lacks is not missing.
     """
 
-    def __init__(self, family: Family, facts: ConfigReader) -> None:
+    def __init__(self, family: Family, config: ConfigReader) -> None:
         """Read nothing yet."""
-        self._family, self._facts = family, facts
+        self._family, self._config = family, config
         self._read: dict[str, dict[str, Any]] = {}
 
     def __getitem__(self, part: str) -> dict[str, Any]:
@@ -161,5 +161,5 @@ class Parts:
             for name, reader in self._family.facts.items():
                 where, _, fact = name.rpartition(".")
                 if where == part:
-                    self._read[part][fact] = reader.read(self._facts)
+                    self._read[part][fact] = reader.read(self._config)
         return self._read[part]

@@ -52,13 +52,13 @@ class GGUFConfig(NamedTuple):
 
     Attributes:
         config: its structure, by the keys of a config.json.
-        facts: the metadata, of which a family reads its facts.
-        known: fields of the model that tensors show.
+        metadata: of which a family reads its facts, with one number where the file lists some.
+        overrides: fields of the model that tensors show.
     """
 
     config: ConfigReader
-    facts: ConfigReader
-    known: _Values
+    metadata: ConfigReader
+    overrides: _Values
 
 
 def config_of_gguf(meta: ConfigReader, family: Family, raw: Mapping[str, Tensor]) -> GGUFConfig:
@@ -69,7 +69,7 @@ def config_of_gguf(meta: ConfigReader, family: Family, raw: Mapping[str, Tensor]
     """
     if _EMBEDDING not in raw:
         meta.fail(f"tensor {_EMBEDDING!r} is missing")
-    known = {
+    overrides = {
         "vocab_size": raw[_EMBEDDING].shape[0],
         "tied_embeddings": "output.weight" not in raw,
         **_pooling(meta),
@@ -85,20 +85,20 @@ def config_of_gguf(meta: ConfigReader, family: Family, raw: Mapping[str, Tensor]
         "num_nextn_predict_layers": guessing,
         "max_position_embeddings": context if family.has_attention else min(context, NO_LIMIT),
     }
-    facts = meta
+    metadata = meta
     if family.layers_are_halves:
-        facts, said["layers_block_type"] = _halves(meta, family, num_layers)
+        metadata, said["layers_block_type"] = _halves(meta, family, num_layers)
     elif any(name.startswith("latent.") for name in family.facts):
         said["qk_rope_head_dim"] = meta.integer("rope.dimension_count")
         meta.get(_LOG_MULTIPLIER)  # which says nothing without yarn
         _add_rope(said, beyond, meta, raw, said["qk_rope_head_dim"], is_latent=True)
     elif family.has_attention:
-        facts = _add_attention(said, beyond, meta, family, raw)
+        metadata = _add_attention(said, beyond, meta, family, raw)
     for key in {family.dense_layers, family.experts_every} - {""}:
         said[key] = meta.get(key)
     values = {meta.prefix + key: value for key, value in said.items()}
-    config = replace(meta, values=values, seen=set(), names=_NAMES, beyond=beyond)
-    return GGUFConfig(config, facts, known)
+    config = replace(meta, values=values, read_keys=set(), names=_NAMES, beyond=beyond)
+    return GGUFConfig(config, metadata, overrides)
 
 
 def _pooling(meta: ConfigReader) -> _Values:
@@ -148,9 +148,9 @@ def _add_attention(
     """Add what the file says of attention; return metadata with one width."""
     num_layers = said["num_hidden_layers"]
     num_heads, hidden_size = (meta.integer(k) for k in ("attention.head_count", "embedding_length"))
-    facts = meta
+    metadata = meta
     if sizes := _widths(meta, num_layers):
-        facts, beyond["widths"] = _with(meta, {_WIDTH: sizes[0]}), sizes
+        metadata, beyond["widths"] = _with(meta, {_WIDTH: sizes[0]}), sizes
     window = 0
     if family.windows != "none":
         window = meta.integer("attention.sliding_window", family.default_window, low=0)
@@ -188,7 +188,7 @@ def _add_attention(
             dim = meta.integer("rope.dimension_count_swa", dim)
             checked_dim(meta, dim, said["head_dim"])
         beyond["sliding_rope"] = Rope(meta.number("rope.freq_base_swa", default), dim)
-    return facts
+    return metadata
 
 
 def _kv_heads(meta: ConfigReader, family: Family, num_heads: int, num_layers: int) -> list[int]:

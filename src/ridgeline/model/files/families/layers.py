@@ -31,25 +31,25 @@ _MIXER_HALVES = ("recurrent", "full")
 
 
 def arch_of(
-    config: ConfigReader, family: Family, parts: Parts, raw: Mapping[str, Tensor], **known: Any
+    config: ConfigReader, family: Family, parts: Parts, raw: Mapping[str, Tensor], **overrides: Any
 ) -> ModelArch:
     """Return the model that a config describes, with the facts that its family reads.
 
-    ``known`` is what is known of the model without either.
+    ``overrides`` are fields of the model that are known without either.
 
     Raises:
         ModelFileError: something is missing or out of range.
     """
     layers, max_position = _layers_from_config(config, family, parts)
-    known = {"max_position": max_position, "num_guessing": _num_guessing(config)} | known
+    overrides = {"max_position": max_position, "num_guessing": _num_guessing(config)} | overrides
     if "positions" in family.outer:
         in_file = family.outer["positions"]
         if in_file not in raw:
             config.fail(f"tensor {in_file!r} is missing")
         num_rows = raw[in_file].shape[0]
-        known |= {"position_rows": num_rows * family.num_segments}
-        known |= {"num_segments": family.num_segments}
-    fields = parts[""] | known
+        overrides |= {"position_rows": num_rows * family.num_segments}
+        overrides |= {"num_segments": family.num_segments}
+    fields = parts[""] | overrides
     if not fields.get("has_head", True):
         fields["head_bias"] = False
     if "positions" in family.outer:
@@ -82,11 +82,11 @@ def _layers_from_config(
         config.get("head_dim")  # of newer files: what turns
         scaled = rope, yarn_score_factor(config)
         return _latent_layers(config, family, parts, scaled, num_layers), max_position
-    known = layer_kinds(config, family, parts, num_layers)
+    kinds = layer_kinds(config, family, parts, num_layers)
     if limits := parts["chunk"]:  # layers would see chunks, or queries would grow
         chunks = min(limits["size"], limits["grows_at"] - 1)
-        known = known._replace(max_position=min(known.max_position, chunks))
-    layers = _with_shared(config, _layers(config, family, parts, known))
+        kinds = kinds._replace(max_position=min(kinds.max_position, chunks))
+    layers = _with_shared(config, _layers(config, family, parts, kinds))
     if family.heads_by_layer and config.flag("use_double_wide_mlp", False):
         size = 2 * config.integer("intermediate_size")
         layers = [
@@ -95,7 +95,7 @@ def _layers_from_config(
         ]
     if sizes := config.beyond.get("widths"):
         layers = list(map(_widened, layers, sizes))
-    return _each_once(layers), known.max_position
+    return _each_once(layers), kinds.max_position
 
 
 def _latent_layers(
@@ -143,18 +143,18 @@ def _of_halves(
     return _each_once([Layer(mixers[one.mixer], networks[one.network]) for one in halves])
 
 
-def _layers(config: ConfigReader, family: Family, parts: Parts, known: LayerKinds) -> list[Layer]:
+def _layers(config: ConfigReader, family: Family, parts: Parts, kinds: LayerKinds) -> list[Layer]:
     """Return the layers of these kinds."""
-    num_layers = len(known.kinds)
+    num_layers = len(kinds.kinds)
     turning = _no_rope_layers(config, family, parts, num_layers)
     of_layers = _networks(config, family, parts, num_layers)
     layers = []
-    for kind, turns, ffn in zip(known.kinds, turning, of_layers, strict=True):
+    for kind, turns, ffn in zip(kinds.kinds, turning, of_layers, strict=True):
         mixer: Attention | Recurrent
         if kind == "recurrent":
             mixer = _recurrent(config, family, parts)
         else:
-            mixer = known.attentions[kind]
+            mixer = kinds.attentions[kind]
             mixer = mixer if turns else replace(mixer, rope=None)
             if mixer.norm_turned and not (mixer.rope and mixer.qk_norm):  # it stands behind rope
                 mixer = replace(mixer, qk_norm="", norm_turned=False)
@@ -206,8 +206,8 @@ def _with_shared(config: ConfigReader, layers: Sequence[Layer]) -> list[Layer]:
 
 def _each_once(layers: list[Layer]) -> tuple[Layer, ...]:
     """Return the layers; equal ones are the same object."""
-    made: dict[Layer, Layer] = {}
-    return tuple(made.setdefault(layer, layer) for layer in layers)
+    distinct: dict[Layer, Layer] = {}
+    return tuple(distinct.setdefault(layer, layer) for layer in layers)
 
 
 def count_layers(config: ConfigReader, key: str, default: int | None = None) -> int:
@@ -223,7 +223,7 @@ def _num_guessing(config: ConfigReader) -> int:
 
     Raises ModelFileError for a number that no model has.
     """
-    said = replace(config, seen=set())  # not every family may have them
+    said = replace(config, read_keys=set())  # not every family may have them
     return max(count_layers(said, key, 0) for key in MTP_KEYS)
 
 
@@ -362,12 +362,12 @@ def _halves_of_config(config: ConfigReader) -> list[Halves]:
         key, names = "hybrid_override_pattern", letters
     if names is None:
         config.fail(f"layers_block_type, or {key}, is missing")
-    known = _LETTERS if type(names) is str else _NAMES
-    if type(names) not in (list, str) or any(name not in known for name in names):
-        config.fail(f"{key} must name each layer, as one of {', '.join(known)}")
+    halves = _LETTERS if type(names) is str else _NAMES
+    if type(names) not in (list, str) or any(name not in halves for name in names):
+        config.fail(f"{key} must name each layer, as one of {', '.join(halves)}")
     if config.integer("num_hidden_layers", len(names)) != len(names):
         config.fail(f"{key} names {len(names)} layers, not num_hidden_layers of them")
-    return _joined(config, key, [known[name] for name in names])
+    return _joined(config, key, [halves[name] for name in names])
 
 
 def _joined(config: ConfigReader, key: str, names: Sequence[str]) -> list[Halves]:

@@ -163,8 +163,8 @@ def _family_name(name: Any, families: Mapping[str, Family]) -> tuple[str, bool]:
         if name.endswith(suffix) and of_states in families:
             return of_states, False
     of_answers = [name.removesuffix("Model") + suffix for suffix in OF_ANSWERS]
-    found = [other for other in of_answers if name.endswith("Model") and other in families]
-    return (found[0], True) if found else (name, False)
+    matches = [other for other in of_answers if name.endswith("Model") and other in families]
+    return (matches[0], True) if matches else (name, False)
 
 
 def _without_head(family: Family) -> Family:
@@ -221,14 +221,14 @@ def _keys_of(families: Iterable[Family], counted: Iterable[Family] = ()) -> froz
 
     Of families that are only ``counted`` those too that change no size.
     """
-    found = {key for one in counted for key in one.ignored_keys}
+    keys = {key for one in counted for key in one.ignored_keys}
     aliases: dict[str, str] = {}
     for one in (*families, *counted):
-        found.update(*(reader.keys for reader in one.facts.values()))
-        found |= {*one.refused_keys, *one.required, *one.rope_keys}
-        found |= {one.attention_layers, one.dense_layers, one.experts_every}
+        keys.update(*(reader.keys for reader in one.facts.values()))
+        keys |= {*one.refused_keys, *one.required, *one.rope_keys}
+        keys |= {one.attention_layers, one.dense_layers, one.experts_every}
         aliases |= one.aliases
-    return frozenset(found | {key for key, usual in aliases.items() if usual in found}) - {""}
+    return frozenset(keys | {key for key, usual in aliases.items() if usual in keys}) - {""}
 
 
 # Keys that change what a model computes, in files of some family.
@@ -246,20 +246,20 @@ def refuse_unknown(
     problem = f"architecture {repr(name)[:80]} is not supported"
     if own_code:
         problem += ", and its own code (auto_map) is never run"
-    known = (key for key in families if " " not in key)
-    if type(name) is str and (words := _advice(name, known)):
+    names = (key for key in families if " " not in key)
+    if type(name) is str and (words := _advice(name, names)):
         problem += f": {words}"
     config.fail(f"{problem}; ridgeline models --families lists what runs")
 
 
-def _advice(name: str, known: Iterable[str]) -> str:
+def _advice(name: str, names: Iterable[str]) -> str:
     """Return what an architecture is and what runs instead, or the name that is spelt most alike.
 
-    ``known`` are the names that run; nothing is returned if none is like it.
+    ``names`` are those that run; nothing is returned if none is like it.
     """
     if name in NEAREST:
         return NEAREST[name]
-    by_stem = {_stem(other): other for other in known}
+    by_stem = {_stem(other): other for other in names}
     alike = difflib.get_close_matches(_stem(name[:80]), by_stem, 1, 0.75)
     return f"of what runs {by_stem[alike[0]]!r} is nearest by name" if alike else ""
 

@@ -149,9 +149,9 @@ def checked_dim(config: ConfigReader, dim: int, head_dim: int) -> int:
     return dim
 
 
-def _blend(dim: int, factor: float, kept: Callable[[int], float]) -> tuple[float, ...]:
-    """Return divisors that keep a pair's frequency where ``kept(pair)`` is 1 and divide at 0."""
-    shares = (min(1.0, max(0.0, kept(pair))) for pair in range(dim // 2))
+def _blend(dim: int, factor: float, share_of: Callable[[int], float]) -> tuple[float, ...]:
+    """Return divisors that keep a pair's frequency where its share is 1 and divide it at 0."""
+    shares = (min(1.0, max(0.0, share_of(pair))) for pair in range(dim // 2))
     return tuple(1 / (share + (1 - share) / factor) for share in shares)
 
 
@@ -163,11 +163,11 @@ def _llama3(
     if low > high:
         scaling.fail(f"low_freq_factor {low} is above high_freq_factor {high}")
 
-    def kept(pair: int) -> float:
+    def share_of(pair: int) -> float:
         turns: float = original / (2 * math.pi * power(theta, Fraction(2 * pair, dim)))
         return (turns - low) / (high - low) if high > low else float(turns >= low)
 
-    return _blend(dim, factor, kept)
+    return _blend(dim, factor, share_of)
 
 
 def _yarn(

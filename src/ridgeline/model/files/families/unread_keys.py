@@ -118,7 +118,7 @@ def refuse_unread_keys(
     taken = []
     for key, value in config.values.items():
         name = key.removeprefix(config.prefix)
-        if not key.startswith(config.prefix) or key in config.seen or name in harmless:
+        if not key.startswith(config.prefix) or key in config.read_keys or name in harmless:
             continue
         if _is_neutral(name, value):
             continue

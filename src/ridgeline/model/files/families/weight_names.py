@@ -52,7 +52,7 @@ def bind(
     for in_file, parts in names_in_file(arch, family, raw).items():
         num_rows = sum(shapes[part][0] for part in parts)
         wanted = (num_rows, *shapes[parts[0]][1:])
-        tensor, names = _found(config, raw, in_file, wanted, family)
+        tensor, names = _find_tensor(config, raw, in_file, wanted, family)
         used.update(names)
         if halves := expert_halves(arch, family, parts, tensor):
             tensors |= zip(parts, halves, strict=True)
@@ -133,8 +133,8 @@ def _with_types(
     if len(types) < family.num_segments or types.shape[1:] != positions.shape[1:]:
         config.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
     values = np.concatenate([positions + row for row in types[: family.num_segments]])
-    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
-    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
+    table = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
+    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: table}
 
 
 def _with_turned_keys(
@@ -145,7 +145,7 @@ def _with_turned_keys(
     Files that do not have it in one tensor with "v_b" have it as ``[heads, rank, nope]``. It is
     decoded and turned each time it is asked for.
     """
-    found = dict(raw)
+    tensors = dict(raw)
     for i, layer in enumerate(arch.layers):
         name = family.prefix.format(i) + family.alternatives.get("k_b", "")
         tensor = raw.get(name)
@@ -155,8 +155,8 @@ def _with_turned_keys(
             heads, rank, nope = tensor.shape
             make = partial(_turned, tensor)
             shape = (heads * nope, rank)
-            found[name] = Tensor.converted(name, "F32", shape, tensor.nbytes, make)
-    return found
+            tensors[name] = Tensor.converted(name, "F32", shape, tensor.nbytes, make)
+    return tensors
 
 
 def _with_plain_norms(
@@ -173,8 +173,8 @@ def _with_plain_norms(
             names = ("q_norm", "k_norm")
             sizes |= {prefix + family.layer[norm]: mixer.head_dim for norm in names}
     ones = {size: np.ones((size, 1), np.float32).view(np.uint8) for size in sizes.values()}
-    made = {name: Tensor(name, "F32", (size,), ones[size]) for name, size in sizes.items()}
-    return {**raw, **made}
+    norms = {name: Tensor(name, "F32", (size,), ones[size]) for name, size in sizes.items()}
+    return {**raw, **norms}
 
 
 def _turned(tensor: Tensor) -> NDArray[np.uint8]:
@@ -197,11 +197,11 @@ def _with_normed_rows(
     centred = rows - rows.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
     squares = np.square(centred, dtype=np.float64).mean(axis=1, keepdims=True)
     values = (centred / np.sqrt(squares + arch.norm_eps) * weight).astype(np.float32)
-    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
-    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
+    table = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
+    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: table}
 
 
-def _found(
+def _find_tensor(
     config: ConfigReader,
     raw: Mapping[str, Tensor],
     in_file: str,

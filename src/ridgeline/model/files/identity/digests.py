@@ -35,15 +35,15 @@ class FileDigests:
         self._lock = threading.Lock()  # held while files are read
         self._each: dict[str, str] | None = None
 
-    def known(self, folder: Path) -> str | None:
+    def cached_digest(self, folder: Path) -> str | None:
         """Return the digest if no large file must be read for it, with those kept in ``folder``.
 
         Raises OSError if a file is gone.
         """
         if self._each is None:
-            digests = {name: _kept(path, folder) for name, path in self.files.items()}
-            found = {name: one for name, one in digests.items() if one is not None}
-            self._each = found if len(found) == len(digests) else None
+            digests = {name: _cached_digest(path, folder) for name, path in self.files.items()}
+            each = {name: one for name, one in digests.items() if one is not None}
+            self._each = each if len(each) == len(digests) else None
         return None if self._each is None else _of_all(self._each)
 
     def start(self, folder: Path) -> None:
@@ -54,7 +54,7 @@ class FileDigests:
                 self.digest(folder)
 
         with suppress(OSError):
-            if self.known(folder) is None:
+            if self.cached_digest(folder) is None:
                 threading.Thread(target=take, name="digest", daemon=True).start()
 
     def digest(self, folder: Path) -> str:
@@ -68,11 +68,11 @@ class FileDigests:
     def each(self, folder: Path) -> dict[str, str]:
         """Return the SHA-256 of each file in hex, by its name in the model; as ``digest``."""
         with self._lock:
-            if self.known(folder) is None:
+            if self.cached_digest(folder) is None:
                 from concurrent.futures import ThreadPoolExecutor  # not at every start
 
                 def digest(path: Path) -> str:
-                    return _kept(path, folder) or _taken(path, folder)
+                    return _cached_digest(path, folder) or _taken(path, folder)
 
                 with ThreadPoolExecutor(max(1, min(_MOST_THREADS, usable_cpus() // 2))) as pool:
                     taken = pool.map(digest, self.files.values())
@@ -88,7 +88,7 @@ def _of_all(digests: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 
-def _kept(path: Path, folder: Path) -> str | None:
+def _cached_digest(path: Path, folder: Path) -> str | None:
     """Return the digest of a file that is kept, if the file has not changed; small ones are read.
 
     Raises OSError if the file is gone.

@@ -103,7 +103,7 @@ def _method(config: ConfigReader) -> Method:
         config.fail(f"quant_method {name!r} is not supported: {_ELSEWHERE}")
     method = _METHODS[name](config)
     for key, value in config.values.items():
-        if value and key not in config.seen and key not in _HARMLESS and key[0] != "_":
+        if value and key not in config.read_keys and key not in _HARMLESS and key[0] != "_":
             config.fail(
                 f"{key} is set, which is not supported with {name!r}: it is not known whether "
                 f"it changes the weights"

@@ -123,15 +123,15 @@ def awq(config: ConfigReader) -> Method:
     return Method(f"AWQ ({bits} bits, {in_groups(size)})", ends[:1], ends, convert)
 
 
-def _layout(config: ConfigReader, keys: tuple[str, ...], *known: str) -> str:
-    """Return the layout that the first of these keys names, the first known one if none does."""
+def _layout(config: ConfigReader, keys: tuple[str, ...], *layouts: str) -> str:
+    """Return the layout that the first of these keys names, else the first of ``layouts``."""
     for key in keys:
-        layout = config.text(key, known[0])
-        if layout.lower() not in known:
-            config.fail(f"{key} is {layout!r}; supported: {', '.join(known)}")
+        layout = config.text(key, layouts[0])
+        if layout.lower() not in layouts:
+            config.fail(f"{key} is {layout!r}; supported: {', '.join(layouts)}")
         if config.get(key):
             return layout.lower()
-    return known[0]
+    return layouts[0]
 
 
 def hqq(config: ConfigReader) -> Method:
