@@ -45,13 +45,13 @@ def test_a_config_with_a_load_needs_the_roof_of_this_machine(home: Path) -> None
     assert slow.as_dict()["time"]["source"] == "assumed"
     assert any("of this machine's memory roof" in note for note in slow.assumptions)
     (choice,) = slow.choices
-    assert choice.seen is not None
+    assert choice.latencies is not None
     weights_s = 2 * 8030261248 / (MEMORY_SHARE * 100e9)
-    assert choice.seen.ms["tpot"]["mean"] == pytest.approx(1e3 * weights_s, rel=0.1)
+    assert choice.latencies.ms["tpot"]["mean"] == pytest.approx(1e3 * weights_s, rel=0.1)
     keep(home, 200e9, 8e12)
     (faster,) = planned(**wishes, request_rate=0.01).choices
-    assert faster.seen is not None
-    assert faster.seen.ms["tpot"]["mean"] < 0.6 * choice.seen.ms["tpot"]["mean"]
+    assert faster.latencies is not None
+    assert faster.latencies.ms["tpot"]["mean"] < 0.6 * choice.latencies.ms["tpot"]["mean"]
 
 
 def test_what_was_not_calibrated_starts_from_the_roof(home: Path) -> None:

@@ -91,11 +91,11 @@ def find_devices(ids: str, own: Mapping[str, Device] = MappingProxyType({})) -> 
         elif name in devices():
             chosen.append(devices()[name])
         else:
-            found = _called(name)
-            if not 1 <= len(found) <= _MOST_MEANT:
-                raise ValueError(_no_such(typed, found))
-            chosen.append(found[0])
-            notes.append(_taken(typed, found))
+            matches = _called(name)
+            if not 1 <= len(matches) <= _MOST_MEANT:
+                raise ValueError(_no_such(typed, matches))
+            chosen.append(matches[0])
+            notes.append(_taken(typed, matches))
     return Chosen(list({device.id: device for device in chosen}.values()), notes)
 
 
@@ -103,14 +103,14 @@ def _called(name: str) -> list[Device]:
     """Return the devices that a name may mean, the likeliest first."""
     whole, _, part = name.partition("/")
     wanted = "".join(_words(whole))
-    found = _by_name().get(wanted, [])
-    if not found and len(wanted) >= _LEAST_LETTERS:  # "mi300" is none's name, but begins two
+    matches = _by_name().get(wanted, [])
+    if not matches and len(wanted) >= _LEAST_LETTERS:  # "mi300" is none's name, but begins two
         begun = (of for called, of in _by_name().items() if called.startswith(wanted))
-        found = list({device.id: device for of in begun for device in of}.values())
+        matches = list({device.id: device for of in begun for device in of}.values())
     if part:
-        of_part = (devices().get(f"{device.id}/{part.strip().lower()}") for device in found)
+        of_part = (devices().get(f"{device.id}/{part.strip().lower()}") for device in matches)
         return [device for device in of_part if device is not None]
-    return found
+    return matches
 
 
 @cache
@@ -136,8 +136,8 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", _BRANDS.sub(" ", lower))
 
 
-def _taken(name: str, found: list[Device]) -> str:
-    first, *others = found
+def _taken(name: str, matches: list[Device]) -> str:
+    first, *others = matches
     text = f"--on {name}: taken for {first.id} ({first.name})"
     if not others:
         return text
@@ -239,15 +239,15 @@ def _table(name: str) -> str:
     return (files("ridgeline.model.cost") / "data" / name).read_text(encoding="utf-8")
 
 
-def _no_such(name: str, found: list[Device]) -> str:
+def _no_such(name: str, matches: list[Device]) -> str:
     whole, slash, _ = name.lower().partition("/")
     if slash and (parents := [devices()[whole]] if whole in devices() else _called(whole)):
         slices = [d.id for d in devices().values() if d.parent == parents[0].id]
-        known = f"its slices are {', '.join(slices)}" if slices else "it has no slices"
-        return f"there is no slice {name!r} of {parents[0].id}: {known}"
-    if found:
-        some = ", ".join(device.id for device in found[:_SHOWN])
-        return f"{name!r} is in the names of {len(found)} devices, such as {some}: say which"
+        slices_text = f"its slices are {', '.join(slices)}" if slices else "it has no slices"
+        return f"there is no slice {name!r} of {parents[0].id}: {slices_text}"
+    if matches:
+        some = ", ".join(device.id for device in matches[:_SHOWN])
+        return f"{name!r} is in the names of {len(matches)} devices, such as {some}: say which"
     ids = [device.id for device in devices().values() if not device.parent]
     near = difflib.get_close_matches(whole, ids, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""

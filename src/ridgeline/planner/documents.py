@@ -121,7 +121,7 @@ def _holds(choice: CapacityOption, *, has_bounds: bool) -> Cell:
         return Cell("-")  # a closed loop asks for no rate: without a bound there is no question
     if not choice.meets_slo:
         return Cell("no", "red")
-    by = "" if choice.seen is not None and choice.seen.is_simulated else " ~"
+    by = "" if choice.latencies is not None and choice.latencies.is_simulated else " ~"
     return Cell(f"surely{by}", "green") if choice.surely else Cell(f"likely{by}", "yellow")
 
 

@@ -115,12 +115,12 @@ def plan(
         OSError: a file cannot be read.
     """
     of_load = {name: flags.pop(name) for name in LoadFlags.__dataclass_fields__ if name in flags}
-    asked = LoadFlags(**of_load)
+    load_flags = LoadFlags(**of_load)
     return plan_for(
         read_model_spec(model, stores()),
         PlanFlags(**flags),
         compare_published,
-        asked,
+        load_flags,
         today,
         report,
     )
@@ -128,7 +128,7 @@ def plan(
 
 def plan_for(
     spec: ModelSpec, flags: PlanFlags, compare_published: bool = False,
-    asked: LoadFlags | None = None, today: date | None = None,
+    load_flags: LoadFlags | None = None, today: date | None = None,
     report: Report = lambda done, total: None, check_cancel: CancelCheck = lambda: None,
 ) -> Plan:  # fmt: skip
     """Return the plan for a model that was read. Raises ValueError as ``plan`` does.
@@ -137,8 +137,8 @@ def plan_for(
     """
     shape = spec.shape
     spec = replace(spec, adapters=adapter_room(flags, spec.checkpoint))
-    flags, asked, clients = _clients(flags, asked)
-    load, cut = load_of(asked) if asked is not None and asked.is_given else None, ""
+    flags, load_flags, clients = _clients(flags, load_flags)
+    load, cut = load_of(load_flags) if load_flags is not None and load_flags.is_given else None, ""
     if load is not None:
         longest = min(flags.context or shape.max_position, shape.max_position) or load.longest
         if load.longest > longest:
@@ -148,7 +148,7 @@ def plan_for(
     usual = HERE if spec.checkpoint is not None else ALL
     own = user_devices(flags)
     usual = ",".join(own) or usual
-    on = flags.on or (SHOP if asked is not None and asked.buy else usual)
+    on = flags.on or (SHOP if load_flags is not None and load_flags.buy else usual)
     devices, taken_for = find_devices(on, own)
     if load is not None:
         check_speeds(devices)
@@ -174,13 +174,13 @@ def plan_for(
     assumptions = [*taken_for, *_assumptions(spec, flags, best)]
     warnings = [*left_out, *_warnings(spec, best)]
     choices: tuple[CapacityOption, ...] = ()
-    if load is not None and asked is not None:
+    if load is not None and load_flags is not None:
         day = today or date.today()
-        chosen = search(spec, flags, asked, load, devices, day, report, check_cancel)
+        chosen = search(spec, flags, load_flags, load, devices, day, report, check_cancel)
         choices = chosen.choices
         best = choices[0].placement if choices else best
         assumptions = [*taken_for, *_assumptions(spec, flags, best), *chosen.notes]
-        assumptions += _of_load(spec, flags, asked, load, choices)
+        assumptions += _of_load(spec, flags, load_flags, load, choices)
         warnings = [*left_out, *_warnings(spec, best), *chosen.warnings]
     return Plan(
         spec=spec,
@@ -191,48 +191,48 @@ def plan_for(
         warnings=tuple(dict.fromkeys(warnings)),
         choices=choices,
         load=load,
-        slos=asked.slos() if asked is not None else (),
+        slos=load_flags.slos() if load_flags is not None else (),
     )
 
 
 def _clients(
-    flags: PlanFlags, asked: LoadFlags | None
+    flags: PlanFlags, load_flags: LoadFlags | None
 ) -> tuple[PlanFlags, LoadFlags | None, list[str]]:
     """Take ``--concurrency`` for the load where nothing else says how requests of it arrive.
 
     Raises ValueError where the load has another flag for it.
     """
-    if asked is None or flags.concurrency is None or not asked.is_given:
-        return flags, asked, []
-    if asked.buy and asked.users is None and asked.max_concurrency == 1:
+    if load_flags is None or flags.concurrency is None or not load_flags.is_given:
+        return flags, load_flags, []
+    if load_flags.buy and load_flags.users is None and load_flags.max_concurrency == 1:
         raise ValueError(
             f"--concurrency {flags.concurrency} is about memory alone: with --buy, --users says "
             "how many people ask at the same time"
         )
-    if asked.request_rate or asked.trace_file or asked.max_concurrency:
-        if asked.max_concurrency == flags.concurrency:
-            return flags, asked, []
+    if load_flags.request_rate or load_flags.trace_file or load_flags.max_concurrency:
+        if load_flags.max_concurrency == flags.concurrency:
+            return flags, load_flags, []
         raise ValueError(
             f"--concurrency {flags.concurrency} is about memory alone, and the load says how many "
             "requests are served at once: give --max-concurrency for a number of clients, or "
             "--max-num-seqs for the most sequences that the engine runs"
         )
     said = f"--concurrency {flags.concurrency}: clients that each ask again (--max-concurrency)"
-    asked = replace(asked, max_concurrency=flags.concurrency)
-    return replace(flags, concurrency=None), asked, [said]
+    load_flags = replace(load_flags, max_concurrency=flags.concurrency)
+    return replace(flags, concurrency=None), load_flags, [said]
 
 
 def _of_load(
     spec: ModelSpec,
     flags: PlanFlags,
-    asked: LoadFlags,
+    load_flags: LoadFlags,
     load: OfferedLoad,
     choices: Sequence[CapacityOption],
 ) -> Iterator[str]:
-    if load.concurrency is not None and asked.max_concurrency is None:
+    if load.concurrency is not None and load_flags.max_concurrency is None:
         yield "one request at a time: --request-rate or --max-concurrency says otherwise"
-    if asked.buy:
-        yield from _of_purchase(asked, choices)
+    if load_flags.buy:
+        yield from _of_purchase(load_flags, choices)
         if flags.dtype == AUTO and spec.storage.linear.bits >= 16:
             yield "weights as they are stored: --dtype q4_k plans for a third of them"
     if load.rate_per_s is not None:
@@ -241,8 +241,8 @@ def _of_load(
     for choice in shown:
         if choice.spot is not None:
             often, notice = choice.spot.assumed()
-            yield from [often] if asked.evictions_per_hour is None else []
-            yield from [notice] if asked.notice is None else []
+            yield from [often] if load_flags.evictions_per_hour is None else []
+            yield from [notice] if load_flags.notice is None else []
     if shown:
         yield (
             f"a spot machine boots in {BOOT_S:g} s, and fetches and loads weights at "
@@ -252,18 +252,19 @@ def _of_load(
         yield "slices are paid as the whole cards that they share, however few are used of one"
 
 
-def _of_purchase(asked: LoadFlags, choices: Sequence[CapacityOption]) -> Iterator[str]:
-    if asked.trace_file is None:
-        lengths = f"{asked.prompt_tokens} tokens, answers of {asked.new_tokens}"
+def _of_purchase(load_flags: LoadFlags, choices: Sequence[CapacityOption]) -> Iterator[str]:
+    if load_flags.trace_file is None:
+        lengths = f"{load_flags.prompt_tokens} tokens, answers of {load_flags.new_tokens}"
         yield f"prompts of {lengths}: --prompt-tokens and --new-tokens say otherwise"
-    if asked.slo == DEFAULT_PURCHASE_SLO:
+    if load_flags.slo == DEFAULT_PURCHASE_SLO:
         yield (
             "it must begin an answer within 5 s (19 of 20 times) and write 10 tokens a second for "
             "each: --slo says otherwise"
         )
     yield (
-        f"it works {asked.hours_per_day:g} hours a day for {asked.years:g} years, and is worth "
-        f"nothing then; a kWh costs {asked.usd_per_kwh:g} USD; watts are the most that it may draw"
+        f"it works {load_flags.hours_per_day:g} hours a day for {load_flags.years:g} years, and is "
+        f"worth nothing then; a kWh costs {load_flags.usd_per_kwh:g} USD; watts are the most that "
+        f"it may draw"
     )
     owned = [choice.owned for choice in choices if choice.owned is not None]
     for host in sorted({one.host for one in owned if one.host.name}):

@@ -110,7 +110,7 @@ def test_a_trace_says_when_and_how_long(tmp_path: Path) -> None:
     assert found.arrivals_s == pytest.approx([i / 2 for i in range(11)])
     assert found.lengths[3] == (103, 13)
     half = found.share(2, 100)
-    assert [len(asked.prompt) for asked in half] == [100, 102, 104, 106, 108, 110]
+    assert [len(request.prompt) for request in half] == [100, 102, 104, 106, 108, 110]
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:00,,3\n")
     with pytest.raises(ValueError, match=r"azure\.csv, line 2: ContextTokens is missing"):
         load_of(LoadFlags(trace_file=str(trace)))
@@ -221,7 +221,7 @@ def test_every_time_is_an_interval_and_the_document_is_as_designed() -> None:
 def test_above_the_knee_there_is_no_time_to_the_first_token() -> None:
     found = planned(request_rate=40.0, replicas="1", tensor_parallel_size="1")
     (choice,) = found.choices
-    assert choice.seen is None
+    assert choice.latencies is None
     assert choice.utilisation is not None
     assert choice.utilisation > MOST_BUSY
     assert found.as_dict()["time"]["ttft_ms"] is None
@@ -233,7 +233,7 @@ def test_above_the_knee_there_is_no_time_to_the_first_token() -> None:
     held = planned(request_rate=0.99 * most, replicas="1", tensor_parallel_size="1")
     assert held.choices[0].meets_slo
     above = planned(request_rate=1.05 * most, replicas="1", tensor_parallel_size="1")
-    assert above.choices[0].seen is None
+    assert above.choices[0].latencies is None
     assert not above.choices[0].meets_slo
 
 
@@ -310,10 +310,10 @@ def test_slices_are_devices_that_reach_no_other() -> None:
     by_device = {c.placement.device.id: c for c in found.choices if c.placement.num_devices == 1}
     part, whole = by_device["h100-sxm/3g.40gb"], by_device["h100-sxm"]
     assert all(c.placement.memory.tp == 1 for c in found.choices if "/" in c.placement.device.id)
-    assert part.seen is not None
-    assert whole.seen is not None
+    assert part.latencies is not None
+    assert whole.latencies is not None
     # Half of the bandwidth, but the same overhead.
-    assert 1.3 < part.seen.ms["tpot"]["mean"] / whole.seen.ms["tpot"]["mean"] < 2
+    assert 1.3 < part.latencies.ms["tpot"]["mean"] / whole.latencies.ms["tpot"]["mean"] < 2
     assert part.usd_per_hour == whole.usd_per_hour == 2.29  # one slice or two: one card is paid
 
 
@@ -407,15 +407,15 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
     shape = shape_of_arch(given.arch, "llama")
     spec = ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=given)
     wishes = PlanFlags(on="here", context=64)
-    asked = LoadFlags(prompt_tokens="20", new_tokens="10", request_rate=1.0)
-    found = plan_for(spec, wishes, asked=asked, today=TODAY)
+    load_flags = LoadFlags(prompt_tokens="20", new_tokens="10", request_rate=1.0)
+    found = plan_for(spec, wishes, load_flags=load_flags, today=TODAY)
     assert found.as_dict()["time"]["source"] == "assumed"
     assert any("ridgeline calibrate" in note for note in found.assumptions)
     config = resolve(Options(), spec.checkpoint)  # type: ignore[arg-type]
     path = spec.checkpoint.path  # type: ignore[union-attr]
     own = roofline_calibration(path, spec.checkpoint.arch, config)  # type: ignore[union-attr]
     save_calibration(tmp_path, replace(own, source="measured", factors=(0.9, 1.0, 1.1)))
-    found = plan_for(spec, wishes, asked=asked, today=TODAY)
+    found = plan_for(spec, wishes, load_flags=load_flags, today=TODAY)
     assert found.as_dict()["time"]["source"] == "calibrated"
     interval = found.choices[0].interval_ms("tpot", "mean")
     assert interval is not None
@@ -438,10 +438,10 @@ def test_a_first_token_takes_a_server_more_than_its_steps() -> None:
     """Its interval is its own, and an answer's end is as unsure as what it is made of."""
     closed = {"request_rate": None, "on": "h100-sxm", "replicas": "1", "tensor_parallel_size": "1"}
     (few,), (many,) = (planned(**closed, max_concurrency=n).choices for n in (1, 16))
-    assert few.seen is not None
-    assert many.seen is not None
-    assert few.seen.ms["ttft"]["mean"] > 1e3 * few.latency_model.request_s > 0
-    assert many.seen.ms["ttft"]["mean"] > few.seen.ms["ttft"]["mean"]
+    assert few.latencies is not None
+    assert many.latencies is not None
+    assert few.latencies.ms["ttft"]["mean"] > 1e3 * few.latency_model.request_s > 0
+    assert many.latencies.ms["ttft"]["mean"] > few.latencies.ms["ttft"]["mean"]
     low, high = few.factors["ttft"]
     assert high is not None
     assert low <= few.latency_model.first_low
@@ -457,9 +457,9 @@ def test_a_small_model_is_simulated_with_no_more_blocks_than_a_load_can_hold() -
     given = checkpoint(ARCHS["plain"])
     shape = shape_of_arch(given.arch, "llama")
     spec = ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=given)
-    asked = LoadFlags(prompt_tokens="40:1", new_tokens="30:1", max_concurrency=300)
-    found = plan_for(spec, PlanFlags(on="l4"), asked=asked, today=TODAY).choices[0]
-    offered = load_of(asked)
+    load_flags = LoadFlags(prompt_tokens="40:1", new_tokens="30:1", max_concurrency=300)
+    found = plan_for(spec, PlanFlags(on="l4"), load_flags=load_flags, today=TODAY).choices[0]
+    offered = load_of(load_flags)
     one = Candidate(found.placement, found.latency_model, None, offered, lambda: None)
     held = one.simulated_settings()
     assert held.num_blocks < 100_000 < one.settings.num_blocks

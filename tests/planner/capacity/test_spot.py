@@ -23,8 +23,8 @@ from ridgeline.planner.capacity.option import (
     availability,
     eviction,
     goodput_per_s,
+    latencies_of,
     replicas_for,
-    seen_of,
     share_again,
     up_share,
 )
@@ -40,7 +40,7 @@ def test_goodput_is_less_the_oftener_machines_go() -> None:
     limits = [Slo("e2el", "p95", 1000.0)]
 
     def share(ended: Sequence[RequestOutcome]) -> float:
-        return seen_of(ended, limits).good_share
+        return latencies_of(ended, limits).good_share
 
     engine = replace(ROOMY, max_num_seqs=8)
     before = share(serve_fleet(load, engine, times, 2))

@@ -22,8 +22,8 @@ from ridgeline.planner import plan
 from ridgeline.planner.memory.ledger import (
     ENGINES,
     EngineMemory,
-    Known,
     Ledger,
+    Sizes,
     check_division,
     held_tokens,
     make_ledger,
@@ -54,7 +54,7 @@ def memory_of(**changes: object) -> EngineMemory:
 
 
 def ledger_of(name: str, capacity: int, asked: EngineMemory) -> Ledger:
-    return make_ledger(*model(name), Known(), capacity, asked)
+    return make_ledger(*model(name), Sizes(), capacity, asked)
 
 
 @st.composite

@@ -88,14 +88,14 @@ class Storage:
     Attributes:
         plain: of what is not converted.
         linear: of matrices that are.
-        kept: modules that stay plain.
+        plain_modules: modules that stay plain.
         only_experts: nothing but experts is converted.
         mix: what each matrix is stored in, if that differs by its part in the model.
     """
 
     plain: Format
     linear: Format
-    kept: Modules = NO_MODULES
+    plain_modules: Modules = NO_MODULES
     only_experts: bool = False
     mix: MixedModules | None = None
 
@@ -104,7 +104,7 @@ class Storage:
         if self.mix is not None:
             return FORMATS[self.mix.format_of(full_name, matrix)]
         is_converted = matrix.linear and not (self.only_experts and matrix.group != "experts")
-        if not is_converted or full_name in self.kept:
+        if not is_converted or full_name in self.plain_modules:
             return self.plain
         return self.linear
 
@@ -124,8 +124,8 @@ def format_named(name: str) -> Format:
     if short in MIXES:
         return replace(FORMATS[MIXES[short]], name=short)
     if short not in FORMATS:
-        known = dict.fromkeys((*FORMATS, *MIXES))
-        raise ValueError(f"there is no format {name!r}: give one of {', '.join(known)}")
+        names = dict.fromkeys((*FORMATS, *MIXES))
+        raise ValueError(f"there is no format {name!r}: give one of {', '.join(names)}")
     return FORMATS[short]
 
 
@@ -190,14 +190,14 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
         )
     lists = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
     named = [quantised.get(key) or [] for key in lists]
-    kept = [name for names in named if isinstance(names, list) for name in names]
-    if not all(isinstance(one, list) for one in named) or any(type(n) is not str for n in kept):
+    ignore = [name for names in named if isinstance(names, list) for name in names]
+    if not all(isinstance(one, list) for one in named) or any(type(n) is not str for n in ignore):
         raise ValueError(f"{where}: quantization_config names modules that are not text")
     has_head = bool(quantised.get("lm_head") or quantised.get("quantize_lm_head"))
     if not has_head:
-        kept.append("lm_head")
+        ignore.append("lm_head")
     try:
-        modules = Modules(tuple(kept))
+        modules = Modules(tuple(ignore))
     except ValueError as error:
         raise ValueError(f"{where}: quantization_config: {error}") from None
     return Storage(plain, linear, modules, only_experts=method == "mxfp4")

@@ -176,8 +176,8 @@ class Steady:
 
 def most_seqs(settings: EngineRecord, load: OfferedLoad) -> float:
     """Return how many sequences of a load fit into a replica at once, half answered in the mean."""
-    held = load.mean_prompt + load.mean_new / 2 + settings.block_size / 2
-    return min(settings.max_num_seqs, settings.num_blocks * settings.block_size / held)
+    seq_tokens = load.mean_prompt + load.mean_new / 2 + settings.block_size / 2
+    return min(settings.max_num_seqs, settings.num_blocks * settings.block_size / seq_tokens)
 
 
 def steady(
@@ -239,12 +239,12 @@ def steady_closed(
     """Return where a replica settles with this many clients; None if fewer than one fits."""
     low, high = 0.0, knee(times, load, settings)
     settled = steady(times, load, settings, high) if high else None
-    if settled is None or _held(settled, load) <= num_clients:
+    if settled is None or _concurrency(settled, load) <= num_clients:
         return settled
     while high - low > 0.002 * high:
         middle = (low + high) / 2
         tried = steady(times, load, settings, middle)
-        if tried is not None and _held(tried, load) <= num_clients:
+        if tried is not None and _concurrency(tried, load) <= num_clients:
             low = middle
         else:
             high = middle
@@ -266,6 +266,6 @@ def _reading(load: OfferedLoad, times: TimeModel) -> Features:
     return of_items([(0, max(1, round(load.mean_prompt)), 1)], times.windows)
 
 
-def _held(settled: Steady, load: OfferedLoad) -> float:
+def _concurrency(settled: Steady, load: OfferedLoad) -> float:
     """Return the clients that wait for an answer, in the mean."""
     return settled.rate_per_s * (settled.ttft_s + load.mean_new * settled.tpot_s)

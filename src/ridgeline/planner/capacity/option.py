@@ -54,7 +54,7 @@ class SeenLatencies:
         return factor * self.ms[slo.metric][slo.percentile] / slo.limit_ms
 
 
-def seen_of(
+def latencies_of(
     ended: Sequence[RequestOutcome], slos: Sequence[Slo], begin_s: float = 0.0
 ) -> SeenLatencies:
     """Return what the requests of a simulation saw, if each begins `begin_s` later."""
@@ -93,8 +93,8 @@ class CapacityOption:
     Attributes:
         placement: one replica: the device, and how the model is divided.
         replicas: how many.
-        clock: the model of time.
-        seen: latencies; None above 85 % of the knee.
+        latency_model: the model of time.
+        latencies: of its requests; None above 85 % of the knee.
         server_ms: the part of a first token's time that is not the engine's steps, in the mean:
             what the server takes for a request, and what it waits for others' prompts.
         factors: metric -> (low, high): what its 90 % interval multiplies it by; high is None where
@@ -117,7 +117,7 @@ class CapacityOption:
     placement: Placement
     replicas: int
     latency_model: LatencyModel
-    seen: SeenLatencies | None
+    latencies: SeenLatencies | None
     factors: Mapping[str, tuple[float, float | None]]
     knee_per_s: float | None
     utilisation: float | None
@@ -142,7 +142,7 @@ class CapacityOption:
     @property
     def goodput_per_s(self) -> float:
         """Requests per second within every bound."""
-        return self.rate_per_s * self.seen.good_share if self.seen is not None else 0.0
+        return self.rate_per_s * self.latencies.good_share if self.latencies is not None else 0.0
 
     @property
     def usd_per_million_tokens(self) -> float | None:
@@ -173,15 +173,15 @@ class CapacityOption:
     @property
     def per_user(self) -> float | None:
         """Tokens per second that one user sees; None where no latency is given."""
-        if self.seen is None or not self.seen.ms["tpot"]["mean"]:
+        if self.latencies is None or not self.latencies.ms["tpot"]["mean"]:
             return None
-        return 1e3 / self.seen.ms["tpot"]["mean"]
+        return 1e3 / self.latencies.ms["tpot"]["mean"]
 
     def interval_ms(self, metric: str, percentile: str) -> tuple[float, float, float | None] | None:
         """Return low, middle and high of a latency; None where none is given."""
-        if self.seen is None:
+        if self.latencies is None:
             return None
-        middle, (low, high) = self.seen.ms[metric][percentile], self.factors[metric]
+        middle, (low, high) = self.latencies.ms[metric][percentile], self.factors[metric]
         return middle * low, middle, None if high is None else middle * high
 
     @property
@@ -190,9 +190,9 @@ class CapacityOption:
 
         Published figures of engines are of the first part alone.
         """
-        if self.seen is None:
+        if self.latencies is None:
             return None
-        engine_ms = max(0.0, self.seen.ms["ttft"]["mean"] - self.server_ms)
+        engine_ms = max(0.0, self.latencies.ms["ttft"]["mean"] - self.server_ms)
         return {"engine": engine_ms, "server": self.server_ms}
 
     def as_dict(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class CapacityOption:
             "on_frontier": self.on_frontier,
             "limited_by": self.limited_by,
             "source": self.latency_model.source,
-            "simulated": self.seen is not None and self.seen.is_simulated,
+            "simulated": self.latencies is not None and self.latencies.is_simulated,
         }
 
     def _purchase(self) -> dict[str, Any] | None:
@@ -242,10 +242,10 @@ class CapacityOption:
         }
 
     def _latency(self, metric: str) -> dict[str, float | None] | None:
-        if self.seen is None:
+        if self.latencies is None:
             return None
         columns: dict[str, float | None] = {}
-        for name in self.seen.ms[metric]:
+        for name in self.latencies.ms[metric]:
             interval = self.interval_ms(metric, name)
             assert interval is not None
             columns |= {f"{name}_low": interval[0], name: interval[1], f"{name}_high": interval[2]}
@@ -375,13 +375,13 @@ def engine_record(placement: Placement, times: TimeModel) -> EngineRecord:
     )
 
 
-def with_blocks_for(settings: EngineRecord, held: Iterable[int]) -> EngineRecord:
+def with_blocks_for(settings: EngineRecord, seq_lens: Iterable[int]) -> EngineRecord:
     """Return the same settings with no more blocks than a simulation needs.
 
-    ``held`` are the tokens of all sequences that can lie in the cache at once. A small model has
-    room for thousands of times as many, which would take gigabytes here.
+    ``seq_lens`` are the tokens of all sequences that can lie in the cache at once. A small model
+    has room for thousands of times as many, which would take gigabytes here.
     """
-    most_blocks = sum(num_tokens // settings.block_size + 2 for num_tokens in held)
+    most_blocks = sum(num_tokens // settings.block_size + 2 for num_tokens in seq_lens)
     return replace(settings, num_blocks=min(settings.num_blocks, most_blocks))
 
 
@@ -402,7 +402,7 @@ def _step(num_tokens: int) -> Features:
 def with_spot(
     choice: CapacityOption,
     load: OfferedLoad,
-    asked: LoadFlags,
+    load_flags: LoadFlags,
     today: date,
     is_near: bool,
     check_cancel: CancelCheck,
@@ -412,7 +412,7 @@ def with_spot(
     Args:
         choice: on demand.
         load: what comes.
-        asked: the flags: how often machines go, with what notice, at what price.
+        load_flags: the flags: how often machines go, with what notice, at what price.
         today: old prices warn.
         is_near: simulate an eviction too, where requests come at a rate.
         check_cancel: called at every simulated step.
@@ -423,20 +423,20 @@ def with_spot(
     if not choice.meets_slo:
         return choice
     placement = choice.placement
-    own = Path(asked.prices) if asked.prices is not None else None
+    own = Path(load_flags.prices) if load_flags.prices is not None else None
     prices, _ = prices_of(placement.device, "spot", today, own)
     provider = prices[0].provider if prices else ""
     terms = spot_terms(provider)
-    per_hour = asked.evictions_per_hour or terms.evictions_per_hour or EVICTIONS_PER_HOUR
-    notice_s = terms.notice_s if asked.notice is None else asked.notice
+    per_hour = load_flags.evictions_per_hour or terms.evictions_per_hour or EVICTIONS_PER_HOUR
+    notice_s = terms.notice_s if load_flags.notice is None else load_flags.notice
     notice_s = NOTICE_S if notice_s is None else notice_s
     start_s = start_seconds(placement.ledger.weights_bytes * placement.memory.pp)
     # A replica goes when any of its devices does.
     up = up_share(per_hour * placement.num_devices, 0.0, start_s)
     num = replicas_for(choice.replicas, up)
-    spoilt = EvictionLoss()
+    loss = EvictionLoss()
     if is_near and load.rate_per_s is not None:
-        spoilt = _simulated(choice, load, asked, num, per_hour, notice_s, start_s, check_cancel)
+        loss = _simulated(choice, load, load_flags, num, per_hour, notice_s, start_s, check_cancel)
     devices = num * placement.num_devices
     return replace(
         choice,
@@ -450,13 +450,13 @@ def with_spot(
             evictions_per_hour=per_hour,
             notice_s=notice_s,
             start_s=start_s,
-            **spoilt._asdict(),
+            **loss._asdict(),
         ),
     )
 
 
 def _simulated(
-    choice: CapacityOption, load: OfferedLoad, asked: LoadFlags, num: int, per_hour: float,
+    choice: CapacityOption, load: OfferedLoad, load_flags: LoadFlags, num: int, per_hour: float,
     notice_s: float, start_s: float, check_cancel: CancelCheck,
 ) -> EvictionLoss:  # fmt: skip
     """Return what one eviction spoils, of ``num`` replicas."""
@@ -469,7 +469,7 @@ def _simulated(
     drained = eviction(*args, notice_s, start_s, drain=True)
     cut = eviction(*args, 0.0, start_s, drain=False)  # without heeding the notice
     shares = [
-        seen_of(ended, asked.slos(), candidate.begin_s(1)).good_share
+        latencies_of(ended, load_flags.slos(), candidate.begin_s(1)).good_share
         for ended in (serve_fleet(*args, router=least_work()), drained.ended)
     ]
     all_per_hour = per_hour * choice.placement.num_devices * num
@@ -639,7 +639,7 @@ def eviction(
     start_s: float, *, drain: bool,
 ) -> Eviction:  # fmt: skip
     """Serve a load of which one replica goes in the middle; return how requests ended."""
-    last_s = max(asked.arrival_s or 0.0 for asked in load)
+    last_s = max(request.arrival_s or 0.0 for request in load)
     going = Evict(
         at_s=max(0.0, last_s / 2 - notice_s),
         replica=0,

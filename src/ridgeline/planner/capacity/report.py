@@ -81,16 +81,17 @@ def bought_name(choice: CapacityOption) -> str:
 
 
 def _nearest(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence[Slo]) -> str:
-    seen = [choice for choice in choices if choice.seen is not None]
-    if not seen:
+    options = [choice for choice in choices if choice.latencies is not None]
+    if not options:
         best = max(choices, key=lambda choice: choice.knee_per_s or 0.0)
         most_per_s = MOST_BUSY * (best.knee_per_s or 0.0)
         return (
             f"{name_of(best)} {_verb(best)} up to {per_second(most_per_s)}; you ask for "
             f"{figure(load.rate_per_s or 0)}"
         )
-    best = min(seen, key=lambda c: c.seen.excess(slos) if c.seen is not None else 0.0)
-    bounds = "; ".join(_bound(best, slo) for slo in slos if best.seen and best.seen.over(slo) > 1)
+    best = min(options, key=lambda c: c.latencies.excess(slos) if c.latencies is not None else 0.0)
+    latencies = best.latencies
+    bounds = "; ".join(_bound(best, slo) for slo in slos if latencies and latencies.over(slo) > 1)
     verb = "are" if best.num_devices > 1 else "is"
     return f"nothing here meets it: the nearest {verb} {name_of(best)}{_for(best)}, with {bounds}"
 

@@ -36,7 +36,7 @@ from ridgeline.planner.capacity.option import (
     CapacityOption,
     SeenLatencies,
     engine_record,
-    seen_of,
+    latencies_of,
     with_frontier,
     with_spot,
 )
@@ -66,7 +66,7 @@ class SearchResult:
 
 
 def search(
-    spec: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad,
+    spec: ModelSpec, flags: PlanFlags, load_flags: LoadFlags, load: OfferedLoad,
     devices: Sequence[Device], today: date, report: Report, check_cancel: CancelCheck,
 ) -> SearchResult:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
@@ -76,18 +76,18 @@ def search(
     """
     warnings: list[str] = []
     sized: list[tuple[Candidate, int]] = []
-    slos = asked.slos()
+    slos = load_flags.slos()
     for device in devices:
         check_cancel()
-        of_device = _candidates(spec, flags, asked, load, device, today, warnings, check_cancel)
-        sized += [(one, _replicas(one, load, slos, asked)) for one in of_device]
+        fitting = _candidates(spec, flags, load_flags, load, device, today, warnings, check_cancel)
+        sized += [(one, _replicas(one, load, slos, load_flags)) for one in fitting]
     sized.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
-    choices, most_usd = list[CapacityOption](), asked.max_usd_per_hour
+    choices, most_usd = list[CapacityOption](), load_flags.max_usd_per_hour
     for number, (candidate, replicas) in enumerate(sized):
         check_cancel()
         report(min(number, _MOST_SIMULATED), min(len(sized), _MOST_SIMULATED))
         is_near = number < _MOST_SIMULATED
-        choice = _decide(candidate, replicas, load, asked, is_simulated=is_near)
+        choice = _decide(candidate, replicas, load, load_flags, is_simulated=is_near)
         choices.append(choice)
     report(_MOST_SIMULATED, _MOST_SIMULATED)
     choices.sort(key=_order)
@@ -96,9 +96,10 @@ def search(
         choices = [choice for choice, usd in priced if usd <= most_usd]
         if priced and not choices:
             warnings.append(_too_dear(*priced[0], most_usd))
-    if asked.spot:
+    if load_flags.spot:
         choices = [
-            with_spot(c, load, asked, today, i < SHOWN, check_cancel) for i, c in enumerate(choices)
+            with_spot(c, load, load_flags, today, i < SHOWN, check_cancel)
+            for i, c in enumerate(choices)
         ]
     frontier = with_frontier(choices)
     choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
@@ -107,7 +108,7 @@ def search(
 
 
 def _candidates(
-    spec: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad, device: Device,
+    spec: ModelSpec, flags: PlanFlags, load_flags: LoadFlags, load: OfferedLoad, device: Device,
     today: date, warnings: list[str], check_cancel: CancelCheck,
 ) -> Iterator[Candidate]:  # fmt: skip
     for placement in _divisions(spec, flags, device):
@@ -120,27 +121,28 @@ def _candidates(
             return
         if most_seqs(engine_record(placement, latency_model.times), load) < 1:
             continue
-        price, about = _price(device, placement, asked, today)
+        price, about = _price(device, placement, load_flags, today)
         warnings += about
-        if price is not None or not asked.buy:
+        if price is not None or not load_flags.buy:
             yield Candidate(placement, latency_model, price, load, check_cancel)
 
 
 def _price(
-    device: Device, placement: Placement, asked: LoadFlags, today: date
+    device: Device, placement: Placement, load_flags: LoadFlags, today: date
 ) -> tuple[Price | Owned | None, list[str]]:
     """Return the cheapest price of renting a device, or that of owning it, and warnings."""
-    if asked.buy:
+    if load_flags.buy:
         offer = offers().get(device.id)
         if offer is None:
             return None, [f"{device.id}: no price to buy it is known"]
         owned = Owned(
             offer, device.watts, placement.num_devices,
-            usd_per_kwh=asked.usd_per_kwh, years=asked.years, hours_per_day=asked.hours_per_day,
+            usd_per_kwh=load_flags.usd_per_kwh, years=load_flags.years,
+            hours_per_day=load_flags.hours_per_day,
         )  # fmt: skip
         most = owned.host.most if owned.host.name else device.max_ranks
         return (owned if owned.ranks <= most else None), []
-    own = Path(asked.prices) if asked.prices is not None else None
+    own = Path(load_flags.prices) if load_flags.prices is not None else None
     prices, old = prices_of(device, "on_demand", today, own)
     if not prices:
         return None, []
@@ -195,14 +197,14 @@ def _by_formula(settled: Steady, load: OfferedLoad) -> SeenLatencies:
 
 
 def _replicas(
-    candidate: Candidate, load: OfferedLoad, slos: Sequence[Slo], asked: LoadFlags
+    candidate: Candidate, load: OfferedLoad, slos: Sequence[Slo], load_flags: LoadFlags
 ) -> int:
     """Return the number asked for, or the fewest that hold the load within its bounds by formula.
 
     Where no number does, it is the fewest that bear the load at all.
     """
-    if asked.replicas != AUTO:
-        return int(asked.replicas)
+    if load_flags.replicas != AUTO:
+        return int(load_flags.replicas)
     fewest = 1
     if load.rate_per_s is not None:
         most_per_s = MOST_BUSY * candidate.knee()
@@ -250,7 +252,7 @@ def _too_dear(best: CapacityOption, usd: float, most_usd: float) -> str:
 def _order(choice: CapacityOption) -> tuple[bool, bool, float, float]:
     cost = choice.usd_per_hour
     size = choice.num_devices * choice.placement.device.usable_bytes
-    worse = choice.seen is None or not choice.seen.is_simulated
+    worse = choice.latencies is None or not choice.latencies.is_simulated
     return not choice.meets_slo, cost is None, cost if cost is not None else size, float(worse)
 
 
@@ -264,41 +266,42 @@ def _simulated(
     settled = settled_of(candidate, load, replicas)
     if settled is None:
         return None
-    held = math.ceil(settled.num_seqs)
-    num = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, 4 * held))
+    num_seqs = math.ceil(settled.num_seqs)
+    num = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, 4 * num_seqs))
     clients = None
     if load.concurrency is not None:
         clients = max(1, round(load.concurrency / replicas))
         num = min(_MOST_REQUESTS, max(12, 6 * clients))
     # Other engines fill a step with prompts; ours keeps them short while a client reads along.
-    asked = load.share(replicas, num, is_read=candidate.is_ours)
+    requests = load.share(replicas, num, is_read=candidate.is_ours)
     ended = serve_fleet(
-        asked, candidate.simulated_settings(), candidate.times, 1, concurrency=clients
+        requests, candidate.simulated_settings(), candidate.times, 1, concurrency=clients
     )
     first = len(ended) // 4 if clients is None else min(clients, len(ended) // 2)
-    return seen_of(ended[first:], slos, candidate.begin_s(replicas))
+    return latencies_of(ended[first:], slos, candidate.begin_s(replicas))
 
 
 def _decide(
-    candidate: Candidate, replicas: int, load: OfferedLoad, asked: LoadFlags, *, is_simulated: bool
-) -> CapacityOption:
-    slos = asked.slos()
-    seen = None
+    candidate: Candidate, replicas: int, load: OfferedLoad, load_flags: LoadFlags, *,
+    is_simulated: bool,
+) -> CapacityOption:  # fmt: skip
+    slos = load_flags.slos()
+    latencies = None
     if not is_simulated:
         settled = settled_of(candidate, load, replicas)
-        seen = _by_formula(settled, load) if settled is not None else None
+        latencies = _by_formula(settled, load) if settled is not None else None
     else:
-        seen = _simulated(candidate, load, replicas, slos)
-        if asked.replicas == AUTO and slos:
-            replicas, seen = _nearby(candidate, load, replicas, seen, slos)
-    return _choice(candidate, replicas, load, slos, seen)
+        latencies = _simulated(candidate, load, replicas, slos)
+        if load_flags.replicas == AUTO and slos:
+            replicas, latencies = _nearby(candidate, load, replicas, latencies, slos)
+    return _choice(candidate, replicas, load, slos, latencies)
 
 
 def _nearby(
     candidate: Candidate,
     load: OfferedLoad,
     replicas: int,
-    seen: SeenLatencies | None,
+    latencies: SeenLatencies | None,
     slos: Sequence[Slo],
 ) -> tuple[int, SeenLatencies | None]:
     """Try a replica more or fewer, as the simulation says; return the fewest that do."""
@@ -306,22 +309,22 @@ def _nearby(
     hopeless = alone is None or any(
         _by_formula(alone, load).ms[slo.metric]["mean"] > slo.limit_ms for slo in slos
     )
-    if seen is None or hopeless:
-        return replicas, seen
-    if seen.meets(slos):
+    if latencies is None or hopeless:
+        return replicas, latencies
+    if latencies.meets(slos):
         while replicas > 1:
             fewer = _simulated(candidate, load, replicas - 1, slos)
             if fewer is None or not fewer.meets(slos):
                 break
-            replicas, seen = replicas - 1, fewer
-        return replicas, seen
-    first = replicas, seen
+            replicas, latencies = replicas - 1, fewer
+        return replicas, latencies
+    first = replicas, latencies
     for _ in range(5):
         more_replicas = math.ceil(1.2 * replicas)
         replicas = more_replicas if more_replicas > replicas else replicas + 1
-        seen = _simulated(candidate, load, replicas, slos)
-        if seen is not None and seen.meets(slos):
-            return replicas, seen
+        latencies = _simulated(candidate, load, replicas, slos)
+        if latencies is not None and latencies.meets(slos):
+            return replicas, latencies
     return first
 
 
@@ -330,7 +333,7 @@ def _choice(
     replicas: int,
     load: OfferedLoad,
     slos: Sequence[Slo],
-    seen: SeenLatencies | None,
+    latencies: SeenLatencies | None,
 ) -> CapacityOption:
     latency_model = candidate.latency_model
     settled = {
@@ -341,10 +344,10 @@ def _choice(
     factors = factors_of(latency_model, load, settled)
     worst = {m: high for m, (_, high) in factors.items()}
     rates = _rates(candidate, load, replicas, settled)
-    borne = middle is not None and seen is not None
-    meets = borne and seen is not None and seen.meets(slos)
+    borne = middle is not None and latencies is not None
+    meets = borne and latencies is not None and latencies.meets(slos)
     sure = all(high is not None for high in worst.values())
-    surely = meets and sure and seen is not None and seen.meets(
+    surely = meets and sure and latencies is not None and latencies.meets(
         slos, {m: high for m, high in worst.items() if high is not None}
     )  # fmt: skip
     price = candidate.price
@@ -353,7 +356,7 @@ def _choice(
         placement=candidate.placement,
         replicas=replicas,
         latency_model=latency_model,
-        seen=seen if middle is not None else None,
+        latencies=latencies if middle is not None else None,
         factors=factors,
         knee_per_s=knee_per_s,
         utilisation=(load.rate_per_s or 0) / knee_per_s if knee_per_s else None,
@@ -366,7 +369,7 @@ def _choice(
         mean_new=load.mean_new,
         server_ms=1e3 * candidate.begin_s(replicas),
         owned=price if isinstance(price, Owned) else None,
-        limited_by=_limit(candidate, load, slos, seen if borne else None, middle),
+        limited_by=_limit(candidate, load, slos, latencies if borne else None, middle),
     )
 
 
@@ -420,12 +423,12 @@ def _limit(
     candidate: Candidate,
     load: OfferedLoad,
     slos: Sequence[Slo],
-    seen: SeenLatencies | None,
+    latencies: SeenLatencies | None,
     settled: Steady | None,
 ) -> str:
     """Return what gives in first: a bound, the cache, or what steps spend their time with."""
-    if seen is not None and slos and not seen.meets(slos):
-        return max(slos, key=seen.over).name
+    if latencies is not None and slos and not latencies.meets(slos):
+        return max(slos, key=latencies.over).name
     if settled is None:
         return "request rate"
     if settled.num_seqs > 0.9 * most_seqs(candidate.settings, load):

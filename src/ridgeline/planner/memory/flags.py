@@ -118,10 +118,10 @@ class PlanFlags:
             )
         if self.engine is not None and self.engine not in ENGINES:
             raise ValueError(f"--engine is {self.engine!r}, not one of {', '.join(ENGINES)}")
-        for name, known in (("dtype", format_named), ("kv_cache_dtype", kv_bytes_of)):
+        for name, check in (("dtype", format_named), ("kv_cache_dtype", kv_bytes_of)):
             if (value := getattr(self, name)) != AUTO:
                 try:
-                    known(value)
+                    check(value)
                 except ValueError as error:
                     raise ValueError(f"{_flag(name)}: {error}") from None
         self._check_mine()

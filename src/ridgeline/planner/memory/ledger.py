@@ -24,15 +24,15 @@ _R = TypeVar("_R")
 MEASURED, FROM_FILE, COMPUTED, ASSUMED = "measured", "from the file", "computed", "assumed"
 
 
-def _kept(
+def _cache_by_shape(
     function: Callable[Concatenate[ModelShape, _P], _R],
 ) -> Callable[Concatenate[ModelShape, _P], _R]:
     """Keep what a function of a shape returns for as long as the shape lives, and no longer."""
-    kept: WeakKeyDictionary[ModelShape, dict[Any, _R]] = WeakKeyDictionary()
+    results: WeakKeyDictionary[ModelShape, dict[Any, _R]] = WeakKeyDictionary()
 
     @wraps(function)
     def lookup(shape: ModelShape, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        of_shape = kept.setdefault(shape, {})
+        of_shape = results.setdefault(shape, {})
         if args not in of_shape:
             of_shape[args] = function(shape, *args, **kwargs)
         return of_shape[args]
@@ -109,7 +109,7 @@ ENGINES: Mapping[str, EngineOverheads] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Sizes:
     """What is known of a model beyond its shape, from its file or from the engine itself.
 
     Attributes:
@@ -231,7 +231,7 @@ def check_division(shape: ModelShape, tp: int, pp: int) -> None:
 
 
 def make_ledger(
-    shape: ModelShape, storage: Storage, known: Known, capacity_bytes: int, memory: EngineMemory
+    shape: ModelShape, storage: Storage, sizes: Sizes, capacity_bytes: int, memory: EngineMemory
 ) -> Ledger:
     """Return the ledger of the fullest stage.
 
@@ -239,7 +239,7 @@ def make_ledger(
     """
     check_division(shape, memory.tp, memory.pp)
     stages = [
-        _stage(shape, storage, known, capacity_bytes, memory, number, part)
+        _stage(shape, storage, sizes, capacity_bytes, memory, number, part)
         for number, part in enumerate(split_layers(len(shape.layers), memory.pp))
     ]
     return min(stages, key=lambda ledger: ledger.kv_budget_bytes - ledger.kv_need_bytes)
@@ -260,35 +260,35 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[range, ...]:
 
 
 def _stage(
-    shape: ModelShape, storage: Storage, known: Known, capacity: int, memory: EngineMemory,
+    shape: ModelShape, storage: Storage, sizes: Sizes, capacity: int, memory: EngineMemory,
     number: int, part: range,
 ) -> Ledger:  # fmt: skip
     caches = _caches(shape, part)
-    lines = _weights(shape, storage, known, memory, number)
-    if known.adapters is not None:
-        size = known.adapters.num_bytes * len(part) / len(shape.layers)
-        lines.append(known.adapters._replace(num_bytes=round(size)))
+    lines = _weights(shape, storage, sizes, memory, number)
+    if sizes.adapters is not None:
+        size = sizes.adapters.num_bytes * len(part) / len(shape.layers)
+        lines.append(sizes.adapters._replace(num_bytes=round(size)))
     weights = sum(line.num_bytes for line in lines)
-    activations = _activations(shape, storage, known, memory, part, is_last=number == memory.pp - 1)
+    activations = _activations(shape, storage, sizes, memory, part, is_last=number == memory.pp - 1)
     overhead, in_margin_bytes = _overhead(memory, weights + activations.num_bytes)
     overhead_bytes = sum(line.num_bytes for line in overhead)
     fixed_bytes = weights + activations.num_bytes + overhead_bytes - in_margin_bytes
 
-    engine, kept = memory.engine, memory.engine.gpu_memory_utilization
+    engine, share = memory.engine, memory.engine.gpu_memory_utilization
     if engine.of_free:
         free = max(0, capacity - fixed_bytes)
-        budget = min(capacity, fixed_bytes + int(free * kept))  # weights alone may be too much
-        name = f"margin ({1 - kept:.0%} of what is free)"
+        budget = min(capacity, fixed_bytes + int(free * share))  # weights alone may be too much
+        name = f"margin ({1 - share:.0%} of what is free)"
     else:
-        budget = max(0, min(int(capacity * kept), capacity - in_margin_bytes))
+        budget = max(0, min(int(capacity * share), capacity - in_margin_bytes))
         rest = "rest of the " if engine.in_margin else ""
-        name = f"margin ({rest}{1 - kept:.0%} of the device)"
-    kv = _kv_lines(known, memory, caches, memory.concurrency)
+        name = f"margin ({rest}{1 - share:.0%} of the device)"
+    kv = _kv_lines(sizes, memory, caches, memory.concurrency)
     need = sum(line.num_bytes for line in kv)
     kv_budget = budget - fixed_bytes
     if memory.kv_cache_bytes is not None:
         kv, kv_budget = [Line("KV cache", memory.kv_cache_bytes, ASSUMED)], memory.kv_cache_bytes
-    sequence = sum(line.num_bytes for line in _kv_lines(known, memory, caches, 1))
+    sequence = sum(line.num_bytes for line in _kv_lines(sizes, memory, caches, 1))
     margin_bytes = max(0, capacity - budget - in_margin_bytes)
     return Ledger(
         lines=(*lines, *kv, activations, *overhead, Line(name, margin_bytes, COMPUTED)),
@@ -301,7 +301,7 @@ def _stage(
         kv_need_bytes=need,
         kv_budget_bytes=kv_budget,
         sequence_kv_bytes=sequence,
-        further_token_bytes=_further_token(known, memory, caches),
+        further_token_bytes=_further_token(sizes, memory, caches),
         stage=number,
     )
 
@@ -315,28 +315,28 @@ def weights_by_group(
     """Return the bytes on one rank, by group; scales are a group of their own."""
     bytes_by_group = dict.fromkeys((*GROUPS, "scales"), 0.0)
     for name, matrix in matrices:
-        kept, ways = storage.of(name, matrix), min(num_ranks, matrix.ways)
-        bytes_by_group[matrix.group] += kept.values_bytes(matrix) / ways
-        bytes_by_group["scales"] += kept.scales_bytes(matrix) / ways
+        encoding, ways = storage.of(name, matrix), min(num_ranks, matrix.ways)
+        bytes_by_group[matrix.group] += encoding.values_bytes(matrix) / ways
+        bytes_by_group["scales"] += encoding.scales_bytes(matrix) / ways
     return {group: round(size) for group, size in bytes_by_group.items() if size}
 
 
 def _weights(
-    shape: ModelShape, storage: Storage, known: Known, memory: EngineMemory, number: int
+    shape: ModelShape, storage: Storage, sizes: Sizes, memory: EngineMemory, number: int
 ) -> list[Line]:
     if memory.weights_bytes is not None:
         return [Line("weights", memory.weights_bytes, ASSUMED)]
-    if known.weights is not None and (memory.tp, memory.pp) == (known.num_ranks, 1):
-        return [Line(f"weights, {n}", size, known.weights_how) for n, size in known.weights.items()]
+    if sizes.weights is not None and (memory.tp, memory.pp) == (sizes.num_ranks, 1):
+        return [Line(f"weights, {n}", size, sizes.weights_how) for n, size in sizes.weights.items()]
     computed = _stage_weights(shape, storage, memory.tp, memory.pp, number)
-    if known.weights is None:
+    if sizes.weights is None:
         return [Line(f"weights, {name}", size, COMPUTED) for name, size in computed.items()]
     share = sum(computed.values()) / sum(_stage_weights(shape, storage, 1, 1, 0).values())
-    size = round(sum(known.weights.values()) * share)
-    return [Line(f"weights, {share:.1%} of them", size, known.weights_how)]
+    size = round(sum(sizes.weights.values()) * share)
+    return [Line(f"weights, {share:.1%} of them", size, sizes.weights_how)]
 
 
-@_kept  # a plan asks hundreds of times, for the same few divisions
+@_cache_by_shape  # a plan asks hundreds of times, for the same few divisions
 def _stage_weights(
     shape: ModelShape, storage: Storage, tp: int, pp: int, number: int
 ) -> Mapping[str, int]:
@@ -379,29 +379,29 @@ def _layer_state_bytes(cache: LayerCache, memory: EngineMemory) -> float:
     return 4 * cache.state_values / min(memory.tp, cache.num_heads)
 
 
-@_kept  # bisections ask thousands of times, and most layers are alike
+@_cache_by_shape  # bisections ask thousands of times, and most layers are alike
 def _caches(shape: ModelShape, part: range) -> tuple[tuple[LayerCache, int], ...]:
     """Return the different caches of these layers, and how many layers have each."""
     return tuple(Counter(shape.layers[i].cache for i in part).items())
 
 
 def _kv_lines(
-    known: Known, memory: EngineMemory, caches: tuple[tuple[LayerCache, int], ...], num_seqs: int
+    sizes: Sizes, memory: EngineMemory, caches: tuple[tuple[LayerCache, int], ...], num_seqs: int
 ) -> list[Line]:
-    if known.kv_bytes_per_token is not None:
-        held = sum(held_tokens(window, memory) for window in known.windows)
-        size = held * known.kv_bytes_per_token * num_seqs
-        state = known.state_bytes_per_seq * num_seqs
+    if sizes.kv_bytes_per_token is not None:
+        num_tokens = sum(held_tokens(window, memory) for window in sizes.windows)
+        size = num_tokens * sizes.kv_bytes_per_token * num_seqs
+        state = sizes.state_bytes_per_seq * num_seqs
         lines = [Line("KV cache", size, COMPUTED)]
         return [*lines, Line(_STATES, state, COMPUTED)] if state else lines
     bytes_by_name: dict[str, float] = {}
     for cache, count in caches:  # some have a state beside their attention
-        sizes: dict[str, float] = {}
+        layer_sizes: dict[str, float] = {}
         if cache.kind != "state":
-            sizes[f"KV cache, {cache.kind}"] = _layer_kv_bytes(cache, memory)
+            layer_sizes[f"KV cache, {cache.kind}"] = _layer_kv_bytes(cache, memory)
         if cache.state_values or cache.kind == "state":
-            sizes[_STATES] = _layer_state_bytes(cache, memory)
-        for name, of_layer in sizes.items():
+            layer_sizes[_STATES] = _layer_state_bytes(cache, memory)
+        for name, of_layer in layer_sizes.items():
             bytes_by_name[name] = bytes_by_name.get(name, 0.0) + count * of_layer
     return [
         Line(name, round(of_seq * num_seqs), ASSUMED if name == _STATES else COMPUTED)
@@ -411,13 +411,13 @@ def _kv_lines(
 
 
 def _further_token(
-    known: Known, memory: EngineMemory, caches: tuple[tuple[LayerCache, int], ...]
+    sizes: Sizes, memory: EngineMemory, caches: tuple[tuple[LayerCache, int], ...]
 ) -> float:
     """Return the bytes that one token more takes; layers whose window is full take none."""
     frees = memory.engine.frees_windows
-    if known.kv_bytes_per_token is not None:
-        full = [frees and window and window <= memory.context for window in known.windows]
-        return known.kv_bytes_per_token * (len(full) - sum(map(bool, full)))
+    if sizes.kv_bytes_per_token is not None:
+        full = [frees and window and window <= memory.context for window in sizes.windows]
+        return sizes.kv_bytes_per_token * (len(full) - sum(map(bool, full)))
     return sum(
         count * cache.values_per_token(memory.tp) * memory.kv_value_bytes
         for cache, count in caches
@@ -429,7 +429,7 @@ def _further_token(
 
 
 def _activations(
-    shape: ModelShape, storage: Storage, known: Known, memory: EngineMemory, part: range,
+    shape: ModelShape, storage: Storage, sizes: Sizes, memory: EngineMemory, part: range,
     *, is_last: bool,
 ) -> Line:  # fmt: skip
     """Return the working memory of the largest step: the most that is alive at once.
@@ -441,8 +441,8 @@ def _activations(
     name = f"activations ({max_num_batched_tokens:,} tokens)"
     if memory.activation_bytes is not None:
         return Line("activations", memory.activation_bytes, ASSUMED)
-    if known.step_bytes is not None:
-        return Line(name, known.step_bytes, COMPUTED)
+    if sizes.step_bytes is not None:
+        return Line(name, sizes.step_bytes, COMPUTED)
     value = max(2.0, storage.plain.bits / 8)
     residual = 2 * max_num_batched_tokens * shape.hidden_size * value
     divided = max_num_batched_tokens * _widest(shape, part) * value
@@ -452,7 +452,7 @@ def _activations(
     return Line(name, round(residual + divided / memory.tp), COMPUTED)
 
 
-@_kept
+@_cache_by_shape
 def _widest(shape: ModelShape, part: range) -> int:
     """Return the most values of a token that one of these layers computes at once."""
     layers = (shape.layers[i] for i in part)

@@ -21,8 +21,8 @@ from ridgeline.planner.memory.ledger import (
     FROM_FILE,
     EngineMemory,
     EngineOverheads,
-    Known,
     Line,
+    Sizes,
 )
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.system.machine import usable_cpus
@@ -87,9 +87,9 @@ def gpu_storage(setup: Setup) -> Storage:
     return Storage(plain, Format(setup.dtype, cuda.weight_bits(setup.dtype)))
 
 
-def known_on_gpu(
+def sizes_on_gpu(
     spec: ModelSpec, flags: PlanFlags, engine: EngineOverheads, num_ranks: int
-) -> Known:
+) -> Sizes:
     """Return what the cuda backend says of one of several ranks of a model.
 
     Of a model that our engine does not run it is what the file says. Raises ValueError as
@@ -98,17 +98,17 @@ def known_on_gpu(
     setup = gpu_setup(spec, flags, engine, num_ranks)
     arch, checkpoint = spec.arch, spec.checkpoint
     if arch is None:
-        return known_of_file(spec, flags)
+        return sizes_of_file(spec, flags)
     weights = (
         cuda.expected_bytes(arch, setup)
         if checkpoint is None
         else cuda.packed_bytes(checkpoint, setup)
     )
-    known = _known(spec, weights, setup, cuda.footprint(arch, setup))
-    return replace(known, num_ranks=num_ranks)
+    sizes = _sizes(spec, weights, setup, cuda.footprint(arch, setup))
+    return replace(sizes, num_ranks=num_ranks)
 
 
-def known_on_cpu(spec: ModelSpec, flags: PlanFlags, memory: EngineMemory) -> Known:
+def sizes_on_cpu(spec: ModelSpec, flags: PlanFlags, memory: EngineMemory) -> Sizes:
     """Return what the backend says that would run a model on processors.
 
     Of a model whose file is not here it is what is known of the file. Raises ValueError if no
@@ -116,7 +116,7 @@ def known_on_cpu(spec: ModelSpec, flags: PlanFlags, memory: EngineMemory) -> Kno
     """
     checkpoint = spec.checkpoint
     if checkpoint is None:
-        return known_of_file(spec, flags)
+        return sizes_of_file(spec, flags)
     wanted = _wanted(spec, checkpoint.arch, flags, memory.engine, memory.context)
     problems: list[ValueError] = []
     for backend in (BACKENDS[name] for name in _OF_PROCESSORS):
@@ -126,14 +126,14 @@ def known_on_cpu(spec: ModelSpec, flags: PlanFlags, memory: EngineMemory) -> Kno
         except ValueError as problem:
             problems.append(problem)
             continue
-        return _known(spec, backend.packed_bytes(checkpoint, setup), setup, footprint)
+        return _sizes(spec, backend.packed_bytes(checkpoint, setup), setup, footprint)
     raise problems[0]
 
 
-def known_of_file(spec: ModelSpec, flags: PlanFlags) -> Known:
+def sizes_of_file(spec: ModelSpec, flags: PlanFlags) -> Sizes:
     """Return what the file says of its weights, if they are to be as it has them."""
     stored = spec.stored if flags.dtype == AUTO else None
-    return Known(weights=stored, weights_how=FROM_FILE, adapters=_adapter_line(spec))
+    return Sizes(weights=stored, weights_how=FROM_FILE, adapters=_adapter_line(spec))
 
 
 def _wanted(
@@ -153,10 +153,10 @@ def _wanted(
     )
 
 
-def _known(
+def _sizes(
     spec: ModelSpec, weights: Mapping[str, int], setup: Setup, footprint: Footprint
-) -> Known:
-    return Known(
+) -> Sizes:
+    return Sizes(
         weights=weights,
         weights_how=COMPUTED,
         kv_bytes_per_token=footprint.kv_bytes_per_token,

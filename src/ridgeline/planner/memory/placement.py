@@ -29,8 +29,8 @@ from ridgeline.planner.memory.ledger import (
     ENGINES,
     EngineMemory,
     EngineOverheads,
-    Known,
     Ledger,
+    Sizes,
     check_division,
     make_ledger,
 )
@@ -42,10 +42,10 @@ from ridgeline.planner.memory.own_engine import (
     gpu_setup,
     gpu_storage,
     is_on_gpu,
-    known_of_file,
-    known_on_cpu,
-    known_on_gpu,
     on_gpu,
+    sizes_of_file,
+    sizes_on_cpu,
+    sizes_on_gpu,
 )
 from ridgeline.system.report import counted, gib
 
@@ -177,8 +177,8 @@ def refusal(spec: ModelSpec, device: Device, flags: PlanFlags) -> str | None:
 
 
 def _bounded(longest: int | None, max_position: int) -> int | None:
-    known = [length for length in (longest, max_position or None) if length is not None]
-    return min(known) if known else None
+    limits = [length for length in (longest, max_position or None) if length is not None]
+    return min(limits) if limits else None
 
 
 def cannot_compute(device: Device, form: str) -> bool:
@@ -207,8 +207,8 @@ def _storage(spec: ModelSpec, flags: PlanFlags, device: Device, engine: EngineOv
     storage = spec.storage
     if flags.dtype != AUTO:
         storage = storage_of_dtype(flags.dtype, spec.shape)
-        kept = (*storage.kept.names, *spec.storage.kept.names)
-        storage = replace(storage, kept=Modules(tuple(dict.fromkeys(kept))))
+        names = (*storage.plain_modules.names, *spec.storage.plain_modules.names)
+        storage = replace(storage, plain_modules=Modules(tuple(dict.fromkeys(names))))
     if cannot_compute(device, "bf16"):  # the other format of 16 bits is as large
         plain, linear = (
             FORMATS["f16"] if one.name == "bf16" else one for one in (storage.plain, storage.linear)
@@ -264,16 +264,16 @@ def _ledger_of(
     is_by_rank = is_on_gpu(memory.engine, device)
 
     @cache
-    def known_of(num_ranks: int) -> Known:
+    def sizes_of(num_ranks: int) -> Sizes:
         if is_by_rank:
-            return known_on_gpu(spec, flags, memory.engine, num_ranks)
+            return sizes_on_gpu(spec, flags, memory.engine, num_ranks)
         if memory.engine.name == OWN and device.kind == "cpu":
-            return known_on_cpu(spec, flags, memory)
-        return known_of_file(spec, flags)
+            return sizes_on_cpu(spec, flags, memory)
+        return sizes_of_file(spec, flags)
 
-    def ledger_of(asked: EngineMemory) -> Ledger:
-        known = known_of(asked.tp if is_by_rank else 1)
-        return make_ledger(spec.shape, storage, known, device.usable_bytes, asked)
+    def ledger_of(trial: EngineMemory) -> Ledger:
+        sizes = sizes_of(trial.tp if is_by_rank else 1)
+        return make_ledger(spec.shape, storage, sizes, device.usable_bytes, trial)
 
     return ledger_of
 
@@ -291,13 +291,13 @@ def _divide(
         return replace(memory, tp=tp, pp=pp)
     most_ranks = min(_MOST_RANKS, device.max_ranks)
     for stages in [pp] if pp is not None else _powers(min(most_ranks, len(spec.shape.layers))):
-        asked = replace(memory, pp=stages)
+        trial = replace(memory, pp=stages)
         if tp is not None:
-            asked = replace(asked, tp=tp)
-            if ledger_of(asked).fits:
-                return asked
-        elif ranks := smallest_tp(ledger_of, asked, most_ranks):
-            return replace(asked, tp=ranks)
+            trial = replace(trial, tp=tp)
+            if ledger_of(trial).fits:
+                return trial
+        elif ranks := smallest_tp(ledger_of, trial, most_ranks):
+            return replace(trial, tp=ranks)
     return replace(memory, tp=tp or 1, pp=pp or 1)
 
 
@@ -316,15 +316,15 @@ def _helps(
 
     def in_format(name: str) -> Ledger:
         candidate = storage_of_dtype(name, spec.shape)
-        beside = Known(adapters=known_of_file(spec, flags).adapters)
+        beside = Sizes(adapters=sizes_of_file(spec, flags).adapters)
         return make_ledger(spec.shape, candidate, beside, device.usable_bytes, memory)
 
     def in_gpu_format(name: str) -> Ledger:
         other = replace(flags, dtype=name)
         candidate = _storage(spec, other, device, memory.engine)
-        asked = _engine_memory(spec, device, other, memory.engine, candidate)
-        asked = replace(asked, tp=memory.tp, pp=memory.pp)
-        return _ledger_of(spec, device, other, asked, candidate)(asked)
+        trial = _engine_memory(spec, device, other, memory.engine, candidate)
+        trial = replace(trial, tp=memory.tp, pp=memory.pp)
+        return _ledger_of(spec, device, other, trial, candidate)(trial)
 
     most_ranks = min(_MOST_RANKS, device.max_ranks)
     ranks = smallest_tp(ledger_of, replace(memory, tp=1), most_ranks)
