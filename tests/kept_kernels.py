@@ -16,7 +16,12 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
-from ridgeline.backends.cpu.kernels.compile import Target, _kept, compile_object, kernel_sources
+from ridgeline.backends.cpu.kernels.compile import (
+    Target,
+    _read_cached,
+    compile_object,
+    kernel_sources,
+)
 from ridgeline.engine.setup.home import default_home
 from ridgeline.system.machine import write_whole
 
@@ -45,7 +50,7 @@ def compiled(source: str, target: Target) -> bytes:
     facts = (target.triple, target.cpu, flags, llvmlite.__version__, llvm.llvm_version_info)
     name = hashlib.sha256(f"{facts} {source}".encode()).hexdigest()[:32]
     path = KERNELS / f"{name}.o"
-    code = _kept(path)
+    code = _read_cached(path)
     if code is None:
         code = compile_object(source, target)
         whole = hashlib.sha256(code).digest() + code

@@ -20,7 +20,7 @@ import numpy as np
 import typer
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.cpu.kernels.compile import _kept
+from ridgeline.backends.cpu.kernels.compile import _read_cached
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.cli.commands.explain import explain_command
@@ -239,7 +239,7 @@ def _kernels(folder: Path, seed: int) -> Use:
     def use(number: int) -> None:
         content = damage.damaged_bytes(good, _random(seed, number))
         path.write_bytes(content)
-        assert _kept(path) == (code if content == good else None)
+        assert _read_cached(path) == (code if content == good else None)
 
     return use
 

@@ -56,11 +56,11 @@ def memory_use(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> Me
     In memory are whole pages, huge ones among them: with an array counts what was reserved for its
     alignment, but not what else stands in a file (``is_mapped``).
     """
-    kept = [array for array in arrays if array.nbytes]
-    areas = kept if is_mapped else [_reserved(array) for array in kept]
+    nonempty = [array for array in arrays if array.nbytes]
+    areas = nonempty if is_mapped else [_reserved(array) for array in nonempty]
     in_memory = sum(resident_bytes(*place) for place in {_place(area) for area in areas})
     return MemoryUse(
-        sum(size for _, size in {_place(array) for array in kept}), in_memory, is_mapped
+        sum(size for _, size in {_place(array) for array in nonempty}), in_memory, is_mapped
     )
 
 
@@ -69,8 +69,8 @@ def release(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> None:
 
     As in ``memory_use``, what was reserved with an array for its alignment goes with it.
     """
-    kept = [array for array in arrays if array.nbytes]
-    for place in {_place(area if is_mapped else _reserved(area)) for area in kept}:
+    nonempty = [array for array in arrays if array.nbytes]
+    for place in {_place(area if is_mapped else _reserved(area)) for area in nonempty}:
         drop_pages(*place)
 
 

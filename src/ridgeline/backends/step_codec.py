@@ -24,8 +24,8 @@ class _LastItems:
 
     def get(self, seq_id: SeqId) -> Work | None:
         """Return a sequence's last item, if it is not too old."""
-        found = self._items.get(seq_id)
-        return found[1] if found else None
+        entry = self._items.get(seq_id)
+        return entry[1] if entry else None
 
     def note(self, work: tuple[Work, ...]) -> None:
         """Take a step's items."""
@@ -45,22 +45,22 @@ class StepEncoder:
 
     def __init__(self, num_steps: int = 1) -> None:
         """Refer to the last ``num_steps``, which the receiver must know too."""
-        self._known = _LastItems(num_steps)
+        self._last_items = _LastItems(num_steps)
 
     def write(self, step: Step) -> Any:
         """Return what ``StepDecoder.read`` makes the step of."""
-        items = [self._item(item, self._known.get(item.seq_id)) for item in step.work]
-        self._known.note(step.work)
+        items = [self._item(item, self._last_items.get(item.seq_id)) for item in step.work]
+        self._last_items.note(step.work)
         waits = [wait for wait in step.waits if wait[1] is not Wait.PAUSED][:1]
         return items, step.copies, tuple(waits), step.state_copies
 
-    def _item(self, item: Work, known: Work | None) -> Any:
-        if known is None:
+    def _item(self, item: Work, last: Work | None) -> Any:
+        if last is None:
             return item, None
-        grown = [_grown(getattr(item, name), getattr(known, name)) for name in _GROWING]
-        others = [_grown(*pair) for pair in zip(item.others, known.others, strict=True)]
+        grown = [_grown(getattr(item, name), getattr(last, name)) for name in _GROWING]
+        others = [_grown(*pair) for pair in zip(item.others, last.others, strict=True)]
         changes: dict[str, Any] = dict.fromkeys(_GROWING, ()) | {"others": ()}
-        if item.sampling is known.sampling:
+        if item.sampling is last.sampling:
             changes["sampling"] = None
         return item._replace(**changes), (grown, others)
 
@@ -70,38 +70,38 @@ class StepDecoder:
 
     def __init__(self, num_steps: int = 1) -> None:
         """Keep as many steps as the sender refers to."""
-        self._known = _LastItems(num_steps)
+        self._last_items = _LastItems(num_steps)
 
     def read(self, written: Any) -> Step:
         """Return the step that was written."""
         items, copies, waits, state_copies = written
         work = tuple(self._item(*pair) for pair in items)
-        self._known.note(work)
+        self._last_items.note(work)
         return Step(work, copies, (), (), waits, state_copies)
 
     def _item(self, item: Work, growth: Any) -> Work:
         if growth is None:
             return item
-        known, (grown, others) = self._known.get(item.seq_id), growth
-        assert known is not None
+        last, (grown, others) = self._last_items.get(item.seq_id), growth
+        assert last is not None
         changes: dict[str, Any] = {
-            name: _whole(getattr(known, name), part)
+            name: _whole(getattr(last, name), part)
             for name, part in zip(_GROWING, grown, strict=True)
         }
-        changes["others"] = tuple(map(_whole, known.others, others))
+        changes["others"] = tuple(map(_whole, last.others, others))
         if item.sampling is None:
-            changes["sampling"] = known.sampling
+            changes["sampling"] = last.sampling
         return item._replace(**changes)
 
 
-def _grown(new: tuple[int, ...], known: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+def _grown(new: tuple[int, ...], old: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     """Return how much of what was known a tuple begins with, and the rest of it."""
-    if new is known:
-        return len(known), ()
-    kept = len(known) if new[: len(known)] == known else 0
-    return kept, new[kept:]
+    if new is old:
+        return len(old), ()
+    count = len(old) if new[: len(old)] == old else 0
+    return count, new[count:]
 
 
-def _whole(known: tuple[int, ...], part: tuple[int, tuple[int, ...]]) -> tuple[int, ...]:
-    kept, rest = part
-    return known if kept == len(known) and not rest else known[:kept] + rest
+def _whole(old: tuple[int, ...], part: tuple[int, tuple[int, ...]]) -> tuple[int, ...]:
+    count, rest = part
+    return old if count == len(old) and not rest else old[:count] + rest

@@ -166,7 +166,7 @@ def test_memories(case: Case) -> None:
         return
     head, size = shape.num_heads - 1, shape.rows * shape.head_width
     first = shape.window + head * size
-    value_at = shape.made_at + head * shape.head_width
+    value_at = shape.output_at + head * shape.head_width
     before = case.states.copy()
     blocks = before[:, first : first + size].reshape(SLOTS, -1, shape.rows, 16)
     memories = blocks.transpose(0, 2, 1, 3).reshape(SLOTS, shape.rows, -1)
@@ -176,7 +176,7 @@ def test_memories(case: Case) -> None:
     if isinstance(mixer, Delta):
         columns = dict(shape.columns)
         q_at = (mixer.num_key_heads - 1) * shape.rows
-        k_at, beta, decay = q_at + shape.made_at // 2, columns["beta"], columns["decay"]
+        k_at, beta, decay = q_at + shape.output_at // 2, columns["beta"], columns["decay"]
         case.machine.run("unit", case.rows.reshape(-1)[q_at:], shape.stride, case.order, len(ORDER))
         q, k = (case.of_texts(column, shape.rows) for column in (q_at, k_at))
         gates = [case.of_texts(column + head) for column in (beta, decay)]
@@ -188,8 +188,8 @@ def test_memories(case: Case) -> None:
         arguments = {"q": q_at, "v": value_at, "gates": beta + head}
         name = "delta"
     else:
-        shared = (shape.channels - shape.made) // 2
-        b_at = shape.made_at + shape.made + (mixer.num_groups - 1) * shape.rows
+        shared = (shape.channels - shape.output_width) // 2
+        b_at = shape.output_at + shape.output_width + (mixer.num_groups - 1) * shape.rows
         pace_at = shape.conv_at + shape.channels + head
         b, c = (case.of_texts(column, shape.rows) for column in (b_at, b_at + shared))
         pace = case.of_texts(pace_at)
@@ -219,7 +219,7 @@ def test_queries_and_keys_have_length_1(case: Case) -> None:
         return
     before = case.rows.copy()
     case.machine.run("unit", case.rows.reshape(-1), shape.stride, case.order, len(ORDER))
-    for at_column, is_query in ((0, True), (shape.made_at // 2, False)):
+    for at_column, is_query in ((0, True), (shape.output_at // 2, False)):
         column = slice(at_column, at_column + shape.rows)
         want = twin.unit(before[:, column], mixer.key_dim, is_query=is_query)
         assert same_bits(case.rows[:, column], want)
@@ -231,15 +231,17 @@ def test_what_memories_give_is_gated(case: Case) -> None:
     shape, mixer = case.shape, case.mixer
     if isinstance(mixer, Conv):
         return
-    scale, out = case.vectors.get("gated_scale"), at(np.full(shape.made + 16, 7, F32))
+    scale, out = case.vectors.get("gated_scale"), at(np.full(shape.output_width + 16, 7, F32))
     bias = case.vectors.get("in_bias", np.zeros(shape.width, F32))
     row = case.rows[5]
-    x, gate = (row[column : column + shape.made] for column in (shape.made_at, shape.gate_at))
+    x, gate = (
+        row[column : column + shape.output_width] for column in (shape.output_at, shape.gate_at)
+    )
     count = shape.num_heads * shape.head_width
     is_delta = isinstance(mixer, Delta)
     groups = mixer.num_value_heads if is_delta else mixer.num_groups
     if not is_delta and mixer.bias:
-        gate = gate + bias[: shape.made]
+        gate = gate + bias[: shape.output_width]
     want = twin.gate_heads(
         x[:count], gate[:count], None if scale is None else scale[:count], groups=groups,
         size=mixer.value_dim if is_delta else mixer.inner_size // groups, eps=EPS,
@@ -251,19 +253,23 @@ def test_what_memories_give_is_gated(case: Case) -> None:
         bias[shape.gate_at :], out,
     )  # fmt: skip
     assert same_bits(out[:count], want)
-    assert not out[count : shape.made].any()
-    assert (out[shape.made :] == 7).all()
+    assert not out[count : shape.output_width].any()
+    assert (out[shape.output_width :] == 7).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_row_that_is_not_finite_is_noted(case: Case, bad: float) -> None:
     """Whatever of a token is damaged; the other text is as before."""
     shape, mixer = case.shape, case.mixer
-    columns = [shape.made_at]
+    columns = [shape.output_at]
     if isinstance(mixer, Delta):
-        columns = [0, shape.made_at, *(dict(shape.columns)[name] for name in ("beta", "decay"))]
+        columns = [0, shape.output_at, *(dict(shape.columns)[name] for name in ("beta", "decay"))]
     elif isinstance(mixer, Ssm):
-        columns = [shape.made_at, shape.made_at + shape.made, shape.conv_at + shape.channels]
+        columns = [
+            shape.output_at,
+            shape.output_at + shape.output_width,
+            shape.conv_at + shape.channels,
+        ]
     rows, states = case.rows.copy(), case.states.copy()
     for column in columns:
         case.rows[:], case.states[:], case.non_finite[:] = rows, states, 0
@@ -272,11 +278,11 @@ def test_a_row_that_is_not_finite_is_noted(case: Case, bad: float) -> None:
         if isinstance(mixer, Delta):
             case.machine.run("unit", case.rows.reshape(-1), shape.stride, case.order, len(ORDER))
             beta = dict(shape.columns)["beta"]
-            places_of = {"q": 0, "v": shape.made_at, "gates": beta}
+            places_of = {"q": 0, "v": shape.output_at, "gates": beta}
             case.run("delta", places_of, shape.window, rates=case.vectors["rates"][0])
         elif isinstance(mixer, Ssm):
-            b = shape.made_at + shape.made
-            places_of = {"x": shape.made_at, "b": b, "pace": shape.conv_at + shape.channels}
+            b = shape.output_at + shape.output_width
+            places_of = {"x": shape.output_at, "b": b, "pace": shape.conv_at + shape.channels}
             case.run("scan", places_of, shape.window, rates=case.vectors["rates"][0])
         assert case.non_finite[ORDER[11]] == 1
         assert not case.non_finite[list(ORDER[:11])].any()

@@ -51,8 +51,8 @@ def test_products_are_as_many_as_they_count(name: str) -> None:
     kernels = probes.compile_probes([name], HOST)
     probe = roof._tile_probe(kernels, name, 1, HOST)
     probe.seconds(37)
-    assert isinstance(probe.kept, tuple)
-    results = probe.kept[1].view(np.uint8).reshape(-1)[probes._RESULT_AT :]
+    assert isinstance(probe.owners, tuple)
+    results = probe.owners[1].view(np.uint8).reshape(-1)[probes._RESULT_AT :]
     rows, halves = probes.tile_shape(HOST)
     sums = results[: rows * halves * 64].view(np.int32 if name == "int8" else np.float32)
     assert sums.sum() * 2 == 37 * probe.per_count  # of ones times ones

@@ -98,7 +98,7 @@ MINE = PartAhead(3, (work((1,), (3,))._replace(others=((2,),)), ITEM))
 def test_who_asks_for_what_was_computed_gets_its_row() -> None:
     other = ITEM._replace(seq_id=(77, 0))
     asked = ITEM._replace(table=(4, 8, 11), others=((9, 10, 12),), seeds=(1, 2), history=())
-    found = MINE.asked(step(other, asked), {other.seq_id: 0, asked.seq_id: 1}, BLOCK)
+    found = MINE.matches(step(other, asked), {other.seq_id: 0, asked.seq_id: 1}, BLOCK)
     assert found == ([TokenSpan(1, 0, 1)], [1])
 
 
@@ -116,7 +116,7 @@ def test_who_asks_for_what_was_computed_gets_its_row() -> None:
 )
 def test_who_asks_for_anything_else_gets_nothing(change: dict[str, Any]) -> None:
     item = ITEM._replace(**change)
-    assert MINE.asked(step(item), {item.seq_id: 0}, BLOCK) == ([], [])
+    assert MINE.matches(step(item), {item.seq_id: 0}, BLOCK) == ([], [])
 
 
 def drawing(index: int, **changes: Any) -> Work:

@@ -155,12 +155,12 @@ def _assigned(
             has_output = has_output or item.pool not in ("", "last")
             chunks[bool(has_output)].append((i, low, high))
     assigned: list[tuple[list[Chunk], list[Chunk]]] = [([], []) for _ in range(threads)]
-    held = [0] * threads
+    loads = [0] * threads
     for kind, of_kind in enumerate(chunks):
         for chunk in of_kind:
-            thread = held.index(min(held))
+            thread = loads.index(min(loads))
             assigned[thread][kind].append(chunk)
-            held[thread] += chunk[2] - chunk[1]
+            loads[thread] += chunk[2] - chunk[1]
     return assigned
 
 

@@ -95,8 +95,8 @@ class Buffers:
         }
         self.inputs = aligned((max_num_batched_tokens, sizes.inputs_stride // 4), np.float32)
         if sizes.inputs:
-            made = aligned(self.inputs.nbytes, np.uint8)
-            scratch |= {"inputs": self.inputs.view(np.uint8), "input_products": made}
+            products = aligned(self.inputs.nbytes, np.uint8)
+            scratch |= {"inputs": self.inputs.view(np.uint8), "input_products": products}
         counters = scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
         self.exact = counters[:, EXACT_AT // 4]
         self.args = np.zeros(len(ARGUMENTS), np.int64)

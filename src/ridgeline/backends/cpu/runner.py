@@ -118,9 +118,9 @@ class CpuRunner:
         self._norm_rows = kernels.function("norm_rows", 4)
         workers = Workers(kernels.function("worker", 2), self._args_address, self._threads)
         # The workers must be gone before their code and memory are, also when Python ends.
-        kept, sync = (kernels, self._buffers, self._slots), address(self._buffers.scratch["sync"])
+        owners, sync = (kernels, self._buffers, self._slots), address(self._buffers.scratch["sync"])
         self.close = weakref.finalize(
-            self, _stop, workers, self._run, self._args_address, sync, kept
+            self, _stop, workers, self._run, self._args_address, sync, owners
         )
 
     def profile(self, announce: Callable[[], None] = lambda: None) -> CycleCounters:
@@ -150,9 +150,9 @@ class CpuRunner:
     def memory(self) -> dict[str, MemoryUse]:
         """Return what every array takes, and by how much the process grew for the kernels."""
         weights, grown_bytes = self.weights, self._kernels.grown_bytes
-        packed, made = weights.packed().items(), weights.made().items()
+        packed, tables = weights.packed().items(), weights.tables().items()
         by_name = {f"weights.{k}": memory_use(v, is_mapped=weights.is_mapped) for k, v in packed}
-        by_name |= {f"weights.{k}": memory_use(v) for k, v in made}
+        by_name |= {f"weights.{k}": memory_use(v) for k, v in tables}
         by_name |= {name: memory_use(arrays) for name, arrays in self._buffers.arrays().items()}
         if self._embed_norm is not None:
             by_name["weights.embed_norm"] = memory_use(self._embed_norm.arrays)
@@ -372,7 +372,7 @@ class CpuRunner:
     def _enter(self, ask: LogitsRequest) -> int:
         """Enter a draw or a rank; return its row of logits."""
         if not ask.draws or ask.is_plain:
-            return self._draws.rank(ask.known, ask.num_top or 0)
+            return self._draws.rank(ask.target, ask.num_top or 0)
         return self._draws.add(ask.draws, ask.num_top)
 
     def _hidden(self, tokens: range, batch: Batch) -> NDArray[np.float32]:
@@ -457,10 +457,10 @@ def _is_greedy(ask: LogitsRequest) -> bool:
 
 
 def _stop(
-    workers: Workers, run: Callable[..., None], args: int, sync: int, kept: tuple[object, ...]
+    workers: Workers, run: Callable[..., None], args: int, sync: int, owners: tuple[object, ...]
 ) -> None:
     workers.stop(run, args, sync)
-    del kept
+    del owners
 
 
 class Slots:

@@ -171,8 +171,8 @@ def with_input(
 ) -> Floats:
     """Return the residual stream with what a layer makes of its own input, ``[T, size]``."""
     gate = linear(x, weights.inputs["input_gate"], None)
-    made = linear(gated(activation, gate, own), weights.inputs["input_proj"], None)
-    out: Floats = x + norm(made, "input_post_norm")
+    product = linear(gated(activation, gate, own), weights.inputs["input_proj"], None)
+    out: Floats = x + norm(product, "input_post_norm")
     return out
 
 
@@ -234,9 +234,9 @@ def _of_best_groups(wanted: Floats, experts: Experts) -> Floats:
     by_group = wanted.reshape(len(wanted), experts.num_groups, -1)
     best = np.sort(by_group, axis=2)
     of_groups = best[..., -1] + best[..., -2] if experts.router == "sigmoid" else best[..., -1]
-    kept = np.zeros(of_groups.shape, bool)
-    np.put_along_axis(kept, _largest(of_groups, experts.groups_met), True, axis=1)
-    out: Floats = np.where(kept[..., None], by_group, np.float32(-np.inf)).reshape(wanted.shape)
+    mask = np.zeros(of_groups.shape, bool)
+    np.put_along_axis(mask, _largest(of_groups, experts.groups_met), True, axis=1)
+    out: Floats = np.where(mask[..., None], by_group, np.float32(-np.inf)).reshape(wanted.shape)
     return out
 
 
@@ -271,11 +271,11 @@ def _met_experts(
                 for matrix, bias in zip(inner, biases, strict=True)
             ]
             if experts.gated:
-                made = gated(experts.activation, *products)
+                activations = gated(experts.activation, *products)
             else:
-                made = ACTIVATIONS[experts.activation](products[0])
+                activations = ACTIVATIONS[experts.activation](products[0])
             down, bias = (of_expert(a, e, hidden) for a in (weights.down, weights.down_bias))
-            met = linear(made, down, bias)
+            met = linear(activations, down, bias)
             out[rows] += met if experts.scales_input else weight * met
     if weights.shared is not None and experts.shared is not None:
         met = feed_forward(x, weights.shared, experts.shared, plain)
@@ -329,9 +329,9 @@ def queries_and_key(
     )
 
 
-def expanded(seen: Floats, weights: Weights) -> Floats:
+def expanded(latents: Floats, weights: Weights) -> Floats:
     """Return what latent attention adds, of the latents that each head saw, ``[T, H, R]``."""
-    num_tokens, heads, rank = seen.shape
+    num_tokens, heads, rank = latents.shape
     v_b = weights["v_b"].reshape(heads, -1, rank)
-    values = (seen.swapaxes(0, 1) @ v_b.swapaxes(1, 2)).swapaxes(0, 1)
+    values = (latents.swapaxes(0, 1) @ v_b.swapaxes(1, 2)).swapaxes(0, 1)
     return linear(np.ascontiguousarray(values).reshape(num_tokens, -1), weights["o"], None)

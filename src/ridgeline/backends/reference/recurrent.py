@@ -48,8 +48,8 @@ def mix(x: Floats, weights: dict[str, Floats], mixer: Recurrent, eps: float, go:
 
 def _short_convolution(x: Floats, weights: dict[str, Floats], go: Through) -> Floats:
     before, behind, rows = np.split(linear(x, weights["in"], weights.get("in_bias")), 3, axis=1)
-    made = go(before * rows, partial(_convolved, weights=weights))
-    return linear(behind * made, weights["out"], weights.get("out_bias"))
+    output = go(before * rows, partial(_convolved, weights=weights))
+    return linear(behind * output, weights["out"], weights.get("out_bias"))
 
 
 def _delta_net(
@@ -57,8 +57,8 @@ def _delta_net(
 ) -> Floats:
     names = ("qkv", "beta", "decay")
     rows = np.concatenate([linear(x, weights[name], None) for name in names], axis=1)
-    made = go(rows, partial(_remembered, weights=weights, mixer=mixer))
-    heads = made.reshape(len(x), mixer.num_value_heads, mixer.value_dim)
+    output = go(rows, partial(_remembered, weights=weights, mixer=mixer))
+    heads = output.reshape(len(x), mixer.num_value_heads, mixer.value_dim)
     heads = rms_norm(heads, weights["gated_scale"], eps)
     gate = silu(linear(x, weights["z"], None))
     return linear(heads.reshape(len(x), -1) * gate, weights["out"], None)
@@ -73,26 +73,26 @@ def _state_space(
         sizes = (inner, inner, shared, shared, mixer.num_heads)
         projected = projected * np.repeat(np.array(mixer.part_scales, np.float32), sizes)
     gate, rows = silu(projected[:, :inner]), projected[:, inner:]
-    made = go(rows, partial(_scanned, weights=weights, mixer=mixer))
+    output = go(rows, partial(_scanned, weights=weights, mixer=mixer))
     if not mixer.norm_first:
-        made = made * gate
+        output = output * gate
     if mixer.gated_norm:
         groups = (mixer.num_groups, inner // mixer.num_groups)
         scale = weights["gated_scale"].reshape(groups)
-        made = rms_norm(made.reshape(len(x), *groups), scale, eps).reshape(len(x), -1)
+        output = rms_norm(output.reshape(len(x), *groups), scale, eps).reshape(len(x), -1)
     if mixer.norm_first:
-        made = made * gate
-    return scaled(linear(made, weights["out"], weights.get("out_bias")), mixer.out_scale)
+        output = output * gate
+    return scaled(linear(output, weights["out"], weights.get("out_bias")), mixer.out_scale)
 
 
 def _convolved(rows: Floats, state: State, weights: dict[str, Floats]) -> Floats:
     """Return each channel's weighted sum over its last tokens, the present one included."""
     kernel, bias = weights["conv"], weights.get("conv_bias")
-    seen = np.concatenate([state["window"], rows])
-    state["window"] = seen[len(rows) :]
+    inputs = np.concatenate([state["window"], rows])
+    state["window"] = inputs[len(rows) :]
     out = np.zeros_like(rows)
     for i in range(kernel.shape[1]):
-        out += seen[i : i + len(rows)] * kernel[:, i]
+        out += inputs[i : i + len(rows)] * kernel[:, i]
     return out if bias is None else out + bias
 
 
@@ -140,11 +140,11 @@ def _scanned(rows: Floats, state: State, weights: dict[str, Floats], mixer: Ssm)
         for part in (b, c)
     )
     pace = _softplus(pace + weights["dt_bias"])
-    kept = np.exp(-np.exp(weights["a_log"]) * pace)
+    decay = np.exp(-np.exp(weights["a_log"]) * pace)
     memory, out = state["memory"], np.empty_like(x)
     for t in range(num_tokens):
         taken = (x[t] * pace[t, :, None])[:, :, None] * b[t, :, None]
-        memory = memory * kept[t, :, None, None] + taken
+        memory = memory * decay[t, :, None, None] + taken
         out[t] = (memory * c[t, :, None]).sum(axis=2) + x[t] * weights["skip"][:, None]
     state["memory"] = memory
     return out.reshape(num_tokens, -1)

@@ -249,10 +249,10 @@ class ReferenceRunner:
             x = row if layer.norms == "within" else x
             if weights.ffn is not None:
                 if isinstance(layer.ffn, Experts) and layer.ffn.beside:
-                    made = beside_experts(x, row, weights.ffn, layer.ffn, norm)
+                    output = beside_experts(x, row, weights.ffn, layer.ffn, norm)
                 else:
-                    made = feed_forward(row, weights.ffn, layer.ffn, product)
-                x = x + added * norm(made, "mlp_post_norm")
+                    output = feed_forward(row, weights.ffn, layer.ffn, product)
+                x = x + added * norm(output, "mlp_post_norm")
             if own_TLC is not None:
                 x = with_input(x, own_TLC[:, i], weights, layer.ffn.activation, norm)
             if weights.out_scale is not None:
@@ -336,10 +336,10 @@ class ReferenceRunner:
         weights, angles = self._layers[index].latent, self._angles(mixer, position_T)
         q, key = queries_and_key(x, weights, mixer, angles)
         finite_T = self.cache.write(index, slot_T, key)
-        seen = np.empty((len(x), mixer.num_heads, mixer.value_dim), np.float32)
+        latents = np.empty((len(x), mixer.num_heads, mixer.value_dim), np.float32)
         for group in groups:
-            seen[group.rows_BN] = self._attend(index, mixer, q[group.rows_BN], group, None)
-        return expanded(seen, weights), finite_T
+            latents[group.rows_BN] = self._attend(index, mixer, q[group.rows_BN], group, None)
+        return expanded(latents, weights), finite_T
 
     def _attend(
         self,
@@ -518,8 +518,8 @@ class LayerInputs:
         shape = len(ids), arch.num_layers, arch.input_size
         of_row, of_product, of_sum = map(np.float32, arch.input_scales)
         rows = self._table.rows(ids).to_f32().reshape(shape)
-        made = (linear(embedded, self._proj, None) * of_product).reshape(shape)
-        out: Floats = (rms_norm(made, self._norm, arch.norm_eps) + rows * of_row) * of_sum
+        product = (linear(embedded, self._proj, None) * of_product).reshape(shape)
+        out: Floats = (rms_norm(product, self._norm, arch.norm_eps) + rows * of_row) * of_sum
         return out
 
 

@@ -59,8 +59,8 @@ class Tiles:
         """
         half = biases.shape[1] // 2
         distance = np.arange(num_keys) - self.positions_BN[:, :, None]
-        found: NDArray[np.float32] = biases[:, np.clip(distance, -half, half - 1) + half]
-        return found.swapaxes(0, 1)
+        by_key: NDArray[np.float32] = biases[:, np.clip(distance, -half, half - 1) + half]
+        return by_key.swapaxes(0, 1)
 
 
 def tiled(
@@ -73,8 +73,8 @@ def tiled(
         tile = max(1, min(_QUERY_TILE, SCORES // (work.start + len(work.tokens))))
         for low in range(0, len(work.tokens), tile):
             size, start = min(tile, len(work.tokens) - low), work.start + low
-            seen, length = start + size, work.start + len(work.tokens)
-            blocks = table[: -(-(seen if is_causal else length) // block_size)]
+            end, length = start + size, work.start + len(work.tokens)
+            blocks = table[: -(-(end if is_causal else length) // block_size)]
             tiles.setdefault(size, []).append((blocks, row + low, start, length))
         row += len(work.tokens)
     for size, members in tiles.items():

@@ -142,9 +142,9 @@ def adjust(logits: Floats, row: Row) -> Floats:
     params, prompt_len = row.sampling.params, row.sampling.prompt_len
     out = logits.copy()
     if row.history and params.penalises:
-        seen = np.unique(np.array(row.history))
-        old, scale = out[seen].astype(np.float64), params.repetition_penalty
-        out[seen] = _rounded(np.where(old > 0, old / scale, old * scale))
+        history = np.unique(np.array(row.history))
+        old, scale = out[history].astype(np.float64), params.repetition_penalty
+        out[history] = _rounded(np.where(old > 0, old / scale, old * scale))
         answer, count = np.unique(np.array(row.history[prompt_len:], int), return_counts=True)
         penalty = params.frequency_penalty * count + params.presence_penalty
         out[answer] = _rounded(out[answer].astype(np.float64) - penalty)
@@ -233,9 +233,9 @@ def _are_typical(
     mean = -np.float64((weights * -z).astype(np.int64).sum()) / np.float64(max(total, 1))
     distance = np.abs(z - mean).astype(np.float32)
     order = np.lexsort((ids, distance))
-    kept = np.zeros(len(ids), bool)
-    kept[order[: _reaching(weights[order], share)]] = True
-    return kept & (weights > 0) if total else kept
+    typical = np.zeros(len(ids), bool)
+    typical[order[: _reaching(weights[order], share)]] = True
+    return typical & (weights > 0) if total else typical
 
 
 def exclude_top(
@@ -327,9 +327,9 @@ def rank_draw(logits: Floats, row: Row, token: int, top: int) -> TokenLogprobs:
     ids, weights = _chances(adjust(logits, row), row)
     order = np.argsort(-weights, kind="stable")
     logprobs = np.log(weights[order] / weights.sum()).tolist()
-    found = list(zip(ids[order].tolist(), logprobs, strict=True))
-    place = [one for one, _ in found].index(token)
-    return TokenLogprobs(token, found[place][1], place + 1, tuple(found[:top]))
+    ranking = list(zip(ids[order].tolist(), logprobs, strict=True))
+    place = [one for one, _ in ranking].index(token)
+    return TokenLogprobs(token, ranking[place][1], place + 1, tuple(ranking[:top]))
 
 
 def _likeliest(row: Floats, top: int, mask: bytes) -> Ints:
@@ -413,8 +413,8 @@ def _merged(order: Sequence[tuple[int, int]], rules: TokenRules) -> dict[int, in
             if first == second or second not in left or not texts[first]:
                 continue
             if texts[second].startswith(texts[first]):
-                kept, gone = (second, first) if left[second] > left[first] else (first, second)
-                left[kept] += left.pop(gone)
+                heavy, light = (second, first) if left[second] > left[first] else (first, second)
+                left[heavy] += left.pop(light)
     return left
 
 

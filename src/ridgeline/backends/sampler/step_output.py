@@ -35,16 +35,16 @@ class LogitsRequest(NamedTuple):
 
     Attributes:
         token: which one, in the order of the work.
-        draws: one for each token to draw; they differ in their seeds. If there is none, ``known``
+        draws: one for each token to draw; they differ in their seeds. If there is none, ``target``
             is ranked.
-        known: the token that follows in the prompt, or any where only the likeliest are wanted.
+        target: the token that follows in the prompt, or any where only the likeliest are wanted.
         num_top: how many likeliest tokens to report beside the ranked one; None ranks nothing.
         mask: without draws, a bit for each id that may be among the likeliest; none allows all.
     """
 
     token: int
     draws: tuple[Row, ...]
-    known: int
+    target: int
     num_top: int | None
     mask: bytes = b""
 
@@ -58,7 +58,7 @@ class LogitsRequest(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """The result: one pick for each draw, or one for the known token."""
+    """The result: one pick for each draw, or one for the target."""
 
     picks: list[Pick]
     is_finite: bool  # whether all logits are numbers
@@ -84,8 +84,8 @@ def finish(
     is drawn, fails in the next step.
     """
     ends = list(accumulate(len(work.tokens) for work in items))
-    asked = [(i, j, ask) for i, work in enumerate(items) for j, ask in _draws(work, ends[i])]
-    answers = head([ask for _, _, ask in asked])
+    requests = [(i, j, ask) for i, work in enumerate(items) for j, ask in _draws(work, ends[i])]
+    answers = head([ask for _, _, ask in requests])
     errors: dict[int, str] = {}
     num_sound: dict[int, int] = {}  # draws before the first draft that is damaged
     for i, first in damaged():
@@ -95,7 +95,7 @@ def finish(
     tokens: list[tuple[int, ...]] = [()] * len(items)
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     top: dict[int, Candidates] = {}
-    for (i, j, ask), (picks, is_finite) in zip(asked, answers, strict=True):
+    for (i, j, ask), (picks, is_finite) in zip(requests, answers, strict=True):
         if j and not len(tokens[i]) == j < num_sound.get(i, j + 1):
             continue
         drawn = tuple(token for token, _ in picks if token is not None)
@@ -133,15 +133,15 @@ def answered(logits: Floats, ask: LogitsRequest) -> Sampled:
     """Answer an ask by the rule of ``backends.sampler.rule``, from its row of logits."""
     of_row = logits[None]
     tokens = sample(of_row, np.zeros(len(ask.draws), np.intp), ask.draws)
-    known = [token for token in tokens if token is not None] if ask.draws else [ask.known]
-    ranks: list[TokenLogprobs | None] = [None] * len(known)
+    targets = [token for token in tokens if token is not None] if ask.draws else [ask.target]
+    ranks: list[TokenLogprobs | None] = [None] * len(targets)
     if ask.num_top is not None and ask.draws and ask.draws[0].sampling.params.post_sampling_probs:
         drawn = [(row, one) for row, one in zip(ask.draws, tokens, strict=True) if one is not None]
         ranks = [rank_draw(logits, row, token, ask.num_top) for row, token in drawn]
     elif ask.num_top is not None:
-        rows = of_row.repeat(len(known), axis=0)
-        ranks = list(rank_tokens(rows, known, ask.num_top, ask.mask))
-    return Sampled(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))
+        rows = of_row.repeat(len(targets), axis=0)
+        ranks = list(rank_tokens(rows, targets, ask.num_top, ask.mask))
+    return Sampled(list(zip(targets, ranks, strict=True)), bool(np.isfinite(of_row).all()))
 
 
 def _draws(work: Work, end: int) -> Iterator[tuple[int, LogitsRequest]]:
@@ -183,7 +183,7 @@ def _both(mask: bytes, other: bytes) -> bytes:
 def _prompt(work: Work, begin: int, head: Head) -> Iterator[Sampled]:
     """Rank the prompt token that follows each of an item's tokens; ``begin`` is the first."""
     num_top = work.sampling.params.prompt_logprobs or 0
-    asks = [LogitsRequest(begin + j, (), known, num_top) for j, known in enumerate(work.targets)]
+    asks = [LogitsRequest(begin + j, (), target, num_top) for j, target in enumerate(work.targets)]
     for low in range(0, len(asks), PROMPT_ROWS):
         yield from head(asks[low : low + PROMPT_ROWS])
 

@@ -66,5 +66,5 @@ def _relu(x: Value) -> Value:
 
 
 def _relu2(x: Value) -> Value:
-    kept = _relu(x)
-    return kept * kept
+    positive = _relu(x)
+    return positive * positive

@@ -262,7 +262,7 @@ def _pruned(thread: StepEmitter) -> None:
         fn.store(highest.get() - common, thread.local("floors") + j * 4, 4)
 
     def is_candidate(t: Value) -> Value:
-        found = fn.var(fn.i64(0))
+        hits = fn.var(fn.i64(0))
         with fn.loop(num_rows) as j:
             length, floor = (
                 fn.load(at + j * 4, F32, 4).splat(16)
@@ -273,8 +273,8 @@ def _pruned(thread: StepEmitter) -> None:
                 bound = fma(
                     distance, length, fn.load(proxy_logits + j * stride + place, FLOATS, 64)
                 )
-                found.set(found.get() | (bound >= floor).bits(I16).unsigned(I64))
-        return found.get() > 0
+                hits.set(hits.get() | (bound >= floor).bits(I16).unsigned(I64))
+        return hits.get() > 0
 
     _each_candidate(thread, is_candidate, partial(_exact, thread))
 

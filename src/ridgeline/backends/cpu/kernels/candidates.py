@@ -220,7 +220,7 @@ def _emit_cut(module: object, by_weight: bool) -> None:
     fn = (CUT_WEIGHT if by_weight else CUT_COUNT).begin(module)
     ids, values, weights, count, bound, wanted, out = fn.args
     limit = _in_order(bound.signed(I32)).bits(F32)
-    left, kept = fn.var(wanted), fn.var(fn.i64(0))
+    left, length = fn.var(wanted), fn.var(fn.i64(0))
 
     def amount(i: Value) -> Value:
         return fn.load(weights + i * 8, I64, 8) if by_weight else fn.i64(1)
@@ -231,14 +231,14 @@ def _emit_cut(module: object, by_weight: bool) -> None:
         value, part = fn.load(values + i * 4, F32, 4), amount(i)
         is_tie = value.equals(limit)
         with fn.when((value > limit) | (is_tie & (left.get() > 0))):
-            fn.store(fn.load(ids + i * 4, I32, 4), ids + kept.get() * 4, 4)
-            fn.store(value, values + kept.get() * 4, 4)
+            fn.store(fn.load(ids + i * 4, I32, 4), ids + length.get() * 4, 4)
+            fn.store(value, values + length.get() * 4, 4)
             if by_weight:
-                fn.store(part, weights + kept.get() * 8, 8)
-            kept.set(kept.get() + 1)
+                fn.store(part, weights + length.get() * 8, 8)
+            length.set(length.get() + 1)
             left.set(select(is_tie, left.get() - part, left.get()))
-    fn.store(fn.lanes(F32, [-math.inf] * 16), values + kept.get() * 4, 4)
-    fn.store(kept.get(), out, 8)
+    fn.store(fn.lanes(F32, [-math.inf] * 16), values + length.get() * 4, 4)
+    fn.store(length.get(), out, 8)
     fn.finish()
 
 

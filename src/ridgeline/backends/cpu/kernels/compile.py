@@ -108,7 +108,7 @@ def load_kernels(
     before = memory_in_use()
     target = host_target()
     path = cache / f"{_key(sizes, kinds, eps, target)}.o"
-    code = _kept(path)
+    code = _read_cached(path)
     if code is None:
         announce()
         code = compile_object(assembly(sizes, kinds, eps, target), target)
@@ -187,7 +187,7 @@ def _key(sizes: KernelConfig, kinds: Sequence[str], eps: float, target: Target) 
     return digest.hexdigest()[:32]
 
 
-def _kept(path: Path) -> bytes | None:
+def _read_cached(path: Path) -> bytes | None:
     """Return the object file that is kept at ``path``, behind its digest, if it is undamaged."""
     try:
         content = path.read_bytes()

@@ -139,8 +139,8 @@ def _emit_find(module: object, num_blocks: int) -> None:
         with fn.loop(VECTORS) as i:
             x = fn.load(begin + i * 64, FLOATS, 4)
             for half, weight in enumerate(weigh(x, greatest.bits(F64), factor.bits(F64))):
-                kept = select(weight >= least.splat(8), weight, 0)
-                fn.store(kept, weights + i * 128 + 64 * half, 8)
+                weight = select(weight >= least.splat(8), weight, 0)
+                fn.store(weight, weights + i * 128 + 64 * half, 8)
         PICK.call(fn, weights=weights, count=BLOCK_LOGITS, before=before.get(), mark=mark, out=out)
         fn.store(fn.load(out, I64, 8) + block_index.get() * BLOCK_LOGITS, out, 8)
     fn.finish()
@@ -176,10 +176,10 @@ def _emit_adjust(module: object) -> None:
     # Twice how often a token is in the answer, plus 1 if it occurs at all.
     with fn.loop(entry["history_len"]) as i:
         token = fn.load(entry["history"] + i * 4, I32, 4).signed(I64)
-        seen = fn.load(counts + token * 4, I32, 4)
+        count = fn.load(counts + token * 4, I32, 4)
         increment = select(i >= entry["prompt_len"], fn.value(2, I32), 0)
-        fn.store((seen + increment) | 1, counts + token * 4, 4)
-        with fn.when(seen.equals(0)):
+        fn.store((count + increment) | 1, counts + token * 4, 4)
+        with fn.when(count.equals(0)):
             _changed(fn, row, token, undo, noted, repeated)
     num_seen = noted.get()
     with fn.loop(num_seen) as i:
@@ -268,7 +268,7 @@ class _List:
         names = ("peaks", "ids", "values", "weights")
         self.peaks, self.ids, self.values, self.weights = (of[f"draw_{name}"] for name in names)
 
-    def told(self) -> Value:
+    def result(self) -> Value:
         """Return the result of the last call of a kernel."""
         return self.fn.load(self._cell, I64, 8)
 
@@ -285,7 +285,7 @@ class _List:
             self.fn, row=self.row, peaks=self.peaks, wanted=wanted, ids=self.ids,
             values=self.values, out=self._cell,
         )  # fmt: skip
-        self.count.set(self.told())
+        self.count.set(self.result())
 
     def reach(self, least: Value) -> None:
         """List what may have this weight, if there is no list yet."""
@@ -294,7 +294,7 @@ class _List:
                 self.fn, row=self.row, peaks=self.peaks, **self.scale, least=least, ids=self.ids,
                 values=self.values, weights=self.weights, out=self._cell,
             )  # fmt: skip
-            self.count.set(self.told())
+            self.count.set(self.result())
 
     def weigh(self) -> None:
         """Make the weights."""
@@ -307,7 +307,7 @@ class _List:
         TOTAL.call(
             self.fn, weights=self.weights, count=self.count.get(), least=least, out=self._cell
         )
-        return self.told()
+        return self.result()
 
     def cut(self, bound: Kernel, cut: Kernel, wanted: Value) -> None:
         """Keep the largest, by number or by weight."""
@@ -318,9 +318,9 @@ class _List:
         )  # fmt: skip
         cut.call(
             self.fn, ids=self.ids, values=self.values, weights=self.weights, count=count,
-            bound=self.told(), wanted=wanted, out=self._cell,
+            bound=self.result(), wanted=wanted, out=self._cell,
         )  # fmt: skip
-        self.count.set(self.told())
+        self.count.set(self.result())
 
     def take_typical(self, share: Value) -> None:
         """Keep the most typical that have this share."""
@@ -328,7 +328,7 @@ class _List:
             self.fn, row=self.row, **self.scale, share=share, ids=self.ids, values=self.values,
             weights=self.weights, count=self.count.get(), out=self._cell,
         )  # fmt: skip
-        self.count.set(self.told())
+        self.count.set(self.result())
 
     def take_top(self, share: Value, num_blocks: int) -> None:
         """Keep the largest that have this share; of the whole row if there is no list yet."""
@@ -387,9 +387,9 @@ def _emit_choose(module: object, num_blocks: int) -> None:
             DEPTH.call(fn, row=row, greatest=scale["greatest"], sigmas=entry["sigmas"], out=cell)
         LEAST.call(
             fn, values=left.values, count=left.count.get(), **scale, least=least.get(),
-            depth=left.told(), out=cell,
+            depth=left.result(), out=cell,
         )  # fmt: skip
-        least.set(left.told())
+        least.set(left.result())
     with fn.when(entry["chance"] > 0), fn.when(uniform(1) < entry["chance"]):
         left.reach(least.get())
         left.total(least.get())

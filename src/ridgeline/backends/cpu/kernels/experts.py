@@ -208,9 +208,9 @@ def add_dense(
     assert experts is not None
     out = thread.local("joined")
     if experts.beside:
-        dense, made = thread.local("rotated"), dense
+        dense, beside = thread.local("rotated"), dense
         row_parts.only_norm(thread, layer, "experts_post_norm", sums, out)
-        row_parts.only_norm(thread, layer, "beside_post_norm", made, dense)
+        row_parts.only_norm(thread, layer, "beside_post_norm", beside, dense)
     else:
         COPY.call(fn, x=out, y=sums, size=size)
     weights = getattr(thread, scope)("routes") + row * route_stride(experts)
@@ -252,12 +252,12 @@ def routed_experts(
         with fn.when(count > 0):
             weights = routes + e * 4
             _inner_values(thread, layer, e * inner, own(inner), count, shares_tiles, weights)
-            made = thread.local("expert_y") - e * (outer * TILE * 4)
+            output = thread.local("expert_y") - e * (outer * TILE * 4)
             tiles = e * outer + first, e * outer + end
             behind = thread.tile(layer, "down", tiles[1])
             gated = "shared" if shares_tiles else "local"
             row_parts.matmul(
-                thread, layer, "down", tiles, count, made, y_stride, behind, "gated", gated
+                thread, layer, "down", tiles, count, output, y_stride, behind, "gated", gated
             )
             at, width = first * (TILE * 4), (end - first) * TILE
             with fn.loop(count) as j:

@@ -38,8 +38,8 @@ def emit_inputs(module: object, sizes: KernelConfig, inputs: Inputs, eps: float)
         with fn.loop(layer_bytes, step=64) as at:
             normed = load(first + at) * scale * fn.load(weight + at, FLOATS, 4)
             place = row + first + at
-            made = fma(fn.load(place, FLOATS, 4), of_row, normed) * of_sum
-            fn.store(made, place, 4)
+            output = fma(fn.load(place, FLOATS, 4), of_row, normed) * of_sum
+            fn.store(output, place, 4)
     fn.finish()
 
 

@@ -47,8 +47,8 @@ class Kernel:
         """
         for name in arguments:
             if name not in self.parameters:
-                known = ", ".join(self.parameters)
-                raise TypeError(f"kernel {self.name} has no parameter {name}; it has: {known}")
+                names = ", ".join(self.parameters)
+                raise TypeError(f"kernel {self.name} has no parameter {name}; it has: {names}")
         for parameter in self.parameters:
             if parameter not in arguments:
                 raise TypeError(f"kernel {self.name} is called without {parameter}")

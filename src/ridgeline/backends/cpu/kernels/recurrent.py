@@ -89,13 +89,13 @@ def _emit_convolve(module: object, shape: Recurrence) -> None:
         with _tokens(fn, order, first, end) as row:
             here = x + row * stride
             value = load(here, 0) * load(here, 2) if gates else load(here, 0)
-            made = _weighted([*(var.get() for var in window), value], taps)
+            output = _weighted([*(var.get() for var in window), value], taps)
             if has_conv_bias(mixer):
-                made = made + fn.load(bias, FLOATS, 4)
-            made = load(here, 1) * made if gates else made / (exp(-made) + 1.0)
-            fn.store(made, here, 4)
+                output = output + fn.load(bias, FLOATS, 4)
+            output = load(here, 1) * output if gates else output / (exp(-output) + 1.0)
+            fn.store(output, here, 4)
             if gates:
-                _note(fn, made, non_finite + row * 4)
+                _note(fn, output, non_finite + row * 4)
             for i, var in enumerate(window):
                 var.set(window[i + 1].get() if i + 1 < len(window) else value)
         after = states + target * state_stride
@@ -119,7 +119,7 @@ def _emit_unit(module: object, shape: Recurrence, mixer: Delta) -> None:
     """``unit``: a head's queries and keys become as long as 1, and 1 / sqrt(channels)."""
     fn = UNIT.begin(module)
     q, stride, order, num_tokens = fn.args
-    keys = q + (shape.made_at // 2) * 4  # queries and keys have as many columns
+    keys = q + (shape.output_at // 2) * 4  # queries and keys have as many columns
     with _tokens(fn, order, fn.i64(0), num_tokens) as row:
         for at, factor in ((q, mixer.key_dim**-0.5), (keys, 1.0)):
             here, total = at + row * stride, fn.var(fn.lanes(F32, [0.0] * 16))
@@ -143,7 +143,7 @@ def _emit_delta(module: object, shape: Recurrence, mixer: Delta) -> None:
     fn = DELTA.begin(module)
     q, v, gates, rates, stride, order, segments, num_segments, states, *others = fn.args
     state_stride, non_finite = others
-    keys = q + (shape.made_at // 2) * 4
+    keys = q + (shape.output_at // 2) * 4
     columns = dict(shape.columns)
     apart = (columns["decay"] - columns["beta"]) * 4
     rate, dt_bias = fn.load(rates, F32, 4), fn.load(rates + 4, F32, 4)
@@ -161,7 +161,7 @@ def _emit_delta(module: object, shape: Recurrence, mixer: Delta) -> None:
         memory = _memory(fn, shape, states, state_stride, (source, target), column)
         with _tokens(fn, order, first, end) as row:
             here = row * stride
-            strength, kept = (
+            strength, decay = (
                 fn.load(gates + here + offset, F32, 4).splat(16) for offset in (0, apart)
             )
             key, query, value = keys + here, q + here, v + here + column
@@ -169,21 +169,21 @@ def _emit_delta(module: object, shape: Recurrence, mixer: Delta) -> None:
             with fn.loop(shape.rows * 4, step=4 * _CHAINS) as at:
                 for i, total in enumerate(read):
                     weight = fn.load(key + at + 4 * i, F32, 4).splat(16)
-                    held = fn.load(memory + at * 16 + 64 * i, FLOATS, 4)
-                    total.set(fma(held, weight, total.get()))
-            error = (fn.load(value, FLOATS, 4) - kept * _added(read)) * strength
+                    state = fn.load(memory + at * 16 + 64 * i, FLOATS, 4)
+                    total.set(fma(state, weight, total.get()))
+            error = (fn.load(value, FLOATS, 4) - decay * _added(read)) * strength
             read = _sums(fn)
             with fn.loop(shape.rows * 4, step=4 * _CHAINS) as at:
                 for i, total in enumerate(read):
                     place = memory + at * 16 + 64 * i
                     weight = fn.load(key + at + 4 * i, F32, 4).splat(16)
-                    held = fma(error, weight, fn.load(place, FLOATS, 4) * kept)
-                    fn.store(held, place, 4)
+                    state = fma(error, weight, fn.load(place, FLOATS, 4) * decay)
+                    fn.store(state, place, 4)
                     weight = fn.load(query + at + 4 * i, F32, 4).splat(16)
-                    total.set(fma(held, weight, total.get()))
-            made = _added(read)
-            fn.store(made, value, 4)
-            _note(fn, made, non_finite + row * 4)
+                    total.set(fma(state, weight, total.get()))
+            output = _added(read)
+            fn.store(output, value, 4)
+            _note(fn, output, non_finite + row * 4)
     fn.finish()
 
 
@@ -200,7 +200,7 @@ def _emit_scan(module: object, shape: Recurrence, mixer: Ssm) -> None:
     fn = SCAN.begin(module)
     x, b, pace, rates, stride, order, segments, num_segments, states, *others = fn.args
     state_stride, non_finite = others
-    groups_bytes = (shape.channels - shape.made) * 2  # of B, and of C
+    groups_bytes = (shape.channels - shape.output_width) * 2  # of B, and of C
     apart = (shape.width - shape.conv_at - shape.channels) * 2
     rate, dt_bias, skip = (fn.load(rates + 4 * i, F32, 4) for i in range(3))
     factor = mixer.in_scale * mixer.part_scales[4]
@@ -219,20 +219,20 @@ def _emit_scan(module: object, shape: Recurrence, mixer: Ssm) -> None:
         memory = _memory(fn, shape, states, state_stride, (source, target), column)
         with _tokens(fn, order, first, end) as row:
             here = row * stride
-            step, kept = (fn.load(pace + here + offset, F32, 4).splat(16) for offset in (0, apart))
+            step, decay = (fn.load(pace + here + offset, F32, 4).splat(16) for offset in (0, apart))
             value = fn.load(x + here + column, FLOATS, 4)
             taken, read = value * step, _sums(fn)
             with fn.loop(shape.rows * 4, step=4 * _CHAINS) as at:
                 for i, total in enumerate(read):
                     place, weights = memory + at * 16 + 64 * i, b + here + at + 4 * i
                     weight = fn.load(weights, F32, 4).splat(16)
-                    held = fma(taken, weight, fn.load(place, FLOATS, 4) * kept)
-                    fn.store(held, place, 4)
+                    state = fma(taken, weight, fn.load(place, FLOATS, 4) * decay)
+                    fn.store(state, place, 4)
                     weight = fn.load(weights + groups_bytes, F32, 4).splat(16)
-                    total.set(fma(held, weight, total.get()))
-            made = fma(value, skip.splat(16), _added(read))
-            fn.store(made, x + here + column, 4)
-            _note(fn, made, non_finite + row * 4)
+                    total.set(fma(state, weight, total.get()))
+            output = fma(value, skip.splat(16), _added(read))
+            fn.store(output, x + here + column, 4)
+            _note(fn, output, non_finite + row * 4)
     fn.finish()
 
 
@@ -283,7 +283,7 @@ def _emit_gate_heads(module: object, shape: Recurrence, eps: float) -> None:
             if norm_first or not norms:
                 value = gated(value, at)
             fn.store(value * factor if factor != 1.0 else value, out + at, 4)
-    for padding in range(groups * lanes * 4, shape.made * 4, 64):
+    for padding in range(groups * lanes * 4, shape.output_width * 4, 64):
         fn.store(fn.lanes(F32, [0.0] * 16), out + padding, 4)
     fn.finish()
 
@@ -357,7 +357,7 @@ def _added(sums: list[Var]) -> Value:
     return (first + second) + (third + fourth)
 
 
-def _note(fn: Function, made: Value, non_finite: Value) -> None:
+def _note(fn: Function, output: Value, non_finite: Value) -> None:
     """Note in a row's word if what was made of it is not finite."""
-    with fn.when((made * 0.0).reduce(lambda a, b: a + b).equals(0.0).equals(0)):
+    with fn.when((output * 0.0).reduce(lambda a, b: a + b).equals(0.0).equals(0)):
         fn.store(fn.value(1.0, F32), non_finite, 4)

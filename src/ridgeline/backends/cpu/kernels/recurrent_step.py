@@ -86,7 +86,7 @@ def _correct(
             if mixer.by_turns:
                 head = i * mixer.num_key_heads + key_head
             DELTA.call(
-                fn, q=q, v=rows + shape.made_at * 4 + head * (shape.head_width * 4),
+                fn, q=q, v=rows + shape.output_at * 4 + head * (shape.head_width * 4),
                 gates=gates + head * 4, rates=layer["rates"] + head * (RATES * 4),
                 states=memories + head * (shape.rows * shape.head_width * 4), **step,
             )  # fmt: skip
@@ -98,33 +98,33 @@ def _scan(
     """Take this thread's heads through all rows."""
     fn, args = thread.fn, thread.args
     rows = args["mixed"]
-    shared = rows + (shape.made_at + shape.made) * 4
+    shared = rows + (shape.output_at + shape.output_width) * 4
     paces = rows + (shape.conv_at + shape.channels) * 4
     with fn.loop(shape.num_heads, start=thread.number, step=args["threads"]) as head:
         group = head * mixer.num_groups // mixer.num_heads
         SCAN.call(
-            fn, x=rows + shape.made_at * 4 + head * (shape.head_width * 4),
+            fn, x=rows + shape.output_at * 4 + head * (shape.head_width * 4),
             b=shared + group * (shape.rows * 4), pace=paces + head * 4,
             rates=layer["rates"] + head * (RATES * 4),
             states=memories + head * (shape.rows * shape.head_width * 4), **step,
         )  # fmt: skip
 
 
-def made_to_activations(
+def output_to_activations(
     thread: StepEmitter, layer: Words, shape: Recurrence, row: Value, m: Value, scope: str = "local"
 ) -> None:
     """Put what was made of the step's row ``row`` into row ``m`` of activations, gated."""
     fn, keeps_floats = thread.fn, thread.sizes.activations == "floats"
     whole = thread.args["mixed"] + row * thread.sizes.mixed_stride
-    made = whole + shape.made_at * 4
+    output = whole + shape.output_at * 4
     if shape.num_heads:
         out = thread.floats("gated", m, scope)
         gate_at = shape.gate_at * 4
         GATE_HEADS.call(
-            fn, x=made, gate=whole + gate_at, scale=layer["gated_scale"],
+            fn, x=output, gate=whole + gate_at, scale=layer["gated_scale"],
             bias=layer["in_bias"] + gate_at, out=out,
         )  # fmt: skip
-        made = out
+        output = out
     elif keeps_floats:
-        COPY.call(fn, x=thread.floats("gated", m, scope), y=made, size=shape.made)
-    row_parts.quantise(thread, "gated", made, m, shape.made, scope=scope)
+        COPY.call(fn, x=thread.floats("gated", m, scope), y=output, size=shape.output_width)
+    row_parts.quantise(thread, "gated", output, m, shape.output_width, scope=scope)

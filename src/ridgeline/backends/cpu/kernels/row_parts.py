@@ -53,8 +53,8 @@ def add(thread: StepEmitter, layer: Words, part: str, x: Value, y: Value) -> Non
     """Add to a row of x the output of "attn", "mlp" or "input", after its norm if any."""
     fn, sizes, post_norm = thread.fn, thread.sizes, f"{part}_post_norm"
     if post_norm in thread.kind.norm_names:
-        y, made = thread.local("rotated"), y
-        only_norm(thread, layer, post_norm, made, y)
+        y, output = thread.local("rotated"), y
+        only_norm(thread, layer, post_norm, output, y)
     ADD.call(fn, x=x, y=y, size=sizes.hidden)
     ffn = thread.kind.ffn
     of_ffn = part == "mlp" and ffn.bias and not ffn.experts

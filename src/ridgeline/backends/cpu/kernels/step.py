@@ -45,7 +45,7 @@ from ridgeline.backends.cpu.kernels.lora import adapter_barrier, shrink
 from ridgeline.backends.cpu.kernels.prefetch import prefetch_next_head
 from ridgeline.backends.cpu.kernels.records import scores, weighted_values
 from ridgeline.backends.cpu.kernels.recurrent_step import (
-    made_to_activations,
+    output_to_activations,
     recur,
     share_of_projections,
     whole_projections,
@@ -217,7 +217,7 @@ def _by_outputs(thread: StepEmitter, scope: str) -> None:
             if shape:
                 recur(thread, layer, shape)
                 with fn.loop(rows[1], start=rows[0]) as m:
-                    made_to_activations(thread, layer, shape, m, m, scope)
+                    output_to_activations(thread, layer, shape, m, m, scope)
                 thread.barrier(scope)
             if thread.kind.heads.num_heads:
                 let_attend(thread, layer, cache, rows)
@@ -295,7 +295,7 @@ def _feed_forward(
     thread.barrier()
     sums = thread.shared("expert_sums") if own is None else y
     with fn.loop(rows[1], start=rows[0]) as m:
-        _add_made(thread, layer, x, y, sums, m, scope)
+        _add_output(thread, layer, x, y, sums, m, scope)
     if of_input is not None:
         with fn.loop(rows[1], start=rows[0]) as m:
             row_parts.norm(thread, layer, "", x + m * x_bytes, m, scope, ())
@@ -312,15 +312,15 @@ def _has_both(thread: StepEmitter) -> bool:
     return thread.kind.recurrence is not None and thread.kind.heads.num_heads > 0
 
 
-def _add_made(
+def _add_output(
     thread: StepEmitter, layer: Words, x: Value, y: Value, sums: Value, row: Value, scope: str
 ) -> None:
     """Add to a row of x what the feed-forward network made of it, or experts and what is beside."""
     experts, at = thread.kind.ffn.experts, row * (thread.sizes.hidden * 4)
-    x_at, made = x + at, (sums if experts else y) + at
+    x_at, output = x + at, (sums if experts else y) + at
     if thread.kind.ffn.dense:
-        made = add_dense(thread, layer, made, y + at, row, scope)
-    row_parts.add(thread, layer, "mlp", x_at, made)
+        output = add_dense(thread, layer, output, y + at, row, scope)
+    row_parts.add(thread, layer, "mlp", x_at, output)
 
 
 def _end_layer(thread: StepEmitter, layer: Words, x: Value, y: Value) -> None:
@@ -432,7 +432,7 @@ def _finish_layer(thread: StepEmitter, layer: Words, low: Value, high: Value) ->
         whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
     if kind.recurrence:
         with fn.loop(num_rows) as m:
-            made_to_activations(thread, layer, kind.recurrence, low + m, m)
+            output_to_activations(thread, layer, kind.recurrence, low + m, m)
         whole_matmul(thread, layer, "out", num_rows, beside, x_bytes, "gated")
     with fn.loop(num_rows) as m:
         if _has_both(thread):
@@ -448,7 +448,7 @@ def _finish_layer(thread: StepEmitter, layer: Words, low: Value, high: Value) ->
             whole_mlp(thread, layer, num_rows, network)
     sums = thread.local("expert_sums") if own is None else y
     with fn.loop(num_rows) as m:
-        _add_made(thread, layer, x, y, sums, m, "local")
+        _add_output(thread, layer, x, y, sums, m, "local")
     if of_input is not None:
         with fn.loop(num_rows) as m:
             row_parts.norm(thread, layer, "", x + m * x_bytes, m, "local", ())

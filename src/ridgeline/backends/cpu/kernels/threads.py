@@ -67,13 +67,13 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
     fn = _WORKER.begin(module)
     args, thread = fn.args
     sync = fn.load(args, I64, 8)
-    seen, alive = fn.var(fn.value(0, I32)), fn.var(fn.value(1, I32))
+    last_call, alive = fn.var(fn.value(0, I32)), fn.var(fn.value(1, I32))
     with fn.loop_while(lambda: alive.get() > 0):
-        wait.until_changed(fn, sync + _CALL, seen.get(), sync + _CALL_SLEEPERS, _CALL_SPINS)
+        wait.until_changed(fn, sync + _CALL, last_call.get(), sync + _CALL_SLEEPERS, _CALL_SPINS)
         # A thread that takes part cannot miss a call, as the others wait; one that rests may.
-        seen.set(_read(fn, sync + _CALL))
+        last_call.set(_read(fn, sync + _CALL))
         alive.set(1 - _read(fn, sync + _QUIT))
-        with fn.when((alive.get() > 0) & ((seen.get() & MOST_THREADS) > thread.signed(I32))):
+        with fn.when((alive.get() > 0) & ((last_call.get() & MOST_THREADS) > thread.signed(I32))):
             STEP.call(fn, args=args, thread=thread)
     fn.finish()
 

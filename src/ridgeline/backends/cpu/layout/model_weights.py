@@ -117,7 +117,7 @@ class Weights:
             by_part.setdefault(_PARTS.get(last, "norms" if not kind else last), []).append(data)
         return by_part
 
-    def made(self) -> dict[str, list[NDArray[Any]]]:
+    def tables(self) -> dict[str, list[NDArray[Any]]]:
         """Return what is made of that, and of the model's facts, at each start."""
         return {
             "rope": [*self.ropes, self.rope_by_pair, self.relative_bias],
@@ -232,10 +232,10 @@ def _pack_all(
             yield prefix + name, PackedArray("", values)
         yield from _of_heads(checkpoint, prefix, heads, head_rows).items()
         tensor = partial(_floats, checkpoint, prefix)
-        made: dict[str, NDArray[np.floating]] = {}
-        made |= recurrent_vectors(kind.recurrence, tensor) if kind.recurrence else {}
-        made |= per_head(tensor, heads.num_heads, heads.latent) if heads.latent else {}
-        yield from ((prefix + name, PackedArray("", values)) for name, values in made.items())
+        vectors: dict[str, NDArray[np.floating]] = {}
+        vectors |= recurrent_vectors(kind.recurrence, tensor) if kind.recurrence else {}
+        vectors |= per_head(tensor, heads.num_heads, heads.latent) if heads.latent else {}
+        yield from ((prefix + name, PackedArray("", values)) for name, values in vectors.items())
         names = file_names(kind)
         for name in kind.matrices:
             of_file = prefix + names.get(name, name)
@@ -529,8 +529,8 @@ def split(
     apart = np.zeros((heads.num_kv_heads, 2 * half), np.float32)
     pairs = np.zeros((heads.num_kv_heads, 1 + half), np.int32)
     for head, size in enumerate(sizes):
-        known = size[size > 0]  # neither padding nor damaged
-        middle = np.median(known) if len(known) else 0
+        positive = size[size > 0]  # neither padding nor damaged
+        middle = np.median(positive) if len(positive) else 0
         large = np.flatnonzero(biases[head] > _LARGE * middle)
         pairs[head, 0], pairs[head, 1 : 1 + len(large)] = len(large), large
         for channels in (large, half + large):

@@ -117,13 +117,13 @@ def to_four_bits(
     """
     groups = weights.reshape(len(weights), -1, TILE)
     shape = groups.shape[:2]
-    found = np.empty(groups.shape, np.uint8), np.empty(shape, _HALF), np.empty(shape, _HALF)
+    outputs = np.empty(groups.shape, np.uint8), np.empty(shape, _HALF), np.empty(shape, _HALF)
     at_once = max(1, _QUANTISED_AT_ONCE // shape[1])
     for low in range(0, len(groups), at_once):
         part = slice(low, low + at_once)
-        for array, values in zip(found, _four_bits(groups[part]), strict=True):
+        for array, values in zip(outputs, _four_bits(groups[part]), strict=True):
             array[part] = values
-    return found[0].reshape(weights.shape), *found[1:]
+    return outputs[0].reshape(weights.shape), *outputs[1:]
 
 
 def _four_bits(groups: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
@@ -131,8 +131,8 @@ def _four_bits(groups: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
     best = _rounded(groups, (high - low) / 15, low)
     for cut in (0.0, 0.04):  # of the range, at both ends
         ends = (high - low) * np.float32(cut)
-        made = _rounded(groups, (high - low - 2 * ends) / 15, low + ends)
-        for candidate in (made, _rounded(groups, *_fitted(groups, made[0]))):
+        first = _rounded(groups, (high - low - 2 * ends) / 15, low + ends)
+        for candidate in (first, _rounded(groups, *_fitted(groups, first[0]))):
             better = candidate[-1] < best[-1]
             for old, new in zip(best, candidate, strict=True):
                 old[better] = new[better]

@@ -40,8 +40,8 @@ class Recurrence:
         width: of a row.
         conv_at: the column where what passes the convolution begins.
         channels: of the convolution.
-        made_at: the column where what the recurrence makes of a row begins.
-        made: how many columns that has.
+        output_at: the column where what the recurrence makes of a row begins.
+        output_width: how many columns that has.
         num_heads: heads with a memory; 0 for none.
         rows: of a head's memory.
         head_width: columns of a head's memory.
@@ -53,8 +53,8 @@ class Recurrence:
     width: int
     conv_at: int
     channels: int
-    made_at: int
-    made: int
+    output_at: int
+    output_width: int
     num_heads: int = 0
     rows: int = 0
     head_width: int = 0
@@ -91,8 +91,8 @@ def recurrence(mixer: Recurrent, hidden_size: int) -> Recurrence:
         case Conv():
             size = padded(hidden_size)
             return Recurrence(
-                mixer, hidden_size, (("in", 0),), 3 * size, conv_at=0, channels=size, made_at=0,
-                made=size,
+                mixer, hidden_size, (("in", 0),), 3 * size, conv_at=0, channels=size, output_at=0,
+                output_width=size,
             )  # fmt: skip
         case Delta():
             keys = len(_heads(mixer.num_key_heads, mixer.key_dim))
@@ -101,7 +101,7 @@ def recurrence(mixer: Recurrent, hidden_size: int) -> Recurrence:
             columns = {"qkv": 0, "z": 2 * keys + values, "beta": beta, "decay": beta + gates}
             return Recurrence(
                 mixer, hidden_size, tuple(columns.items()), beta + 2 * gates, conv_at=0,
-                channels=2 * keys + values, made_at=2 * keys, made=values,
+                channels=2 * keys + values, output_at=2 * keys, output_width=values,
                 num_heads=mixer.num_value_heads, rows=to_lanes(mixer.key_dim),
                 head_width=to_lanes(mixer.value_dim),
             )  # fmt: skip
@@ -111,7 +111,7 @@ def recurrence(mixer: Recurrent, hidden_size: int) -> Recurrence:
             return Recurrence(
                 mixer, hidden_size, (("in", 0),),
                 2 * inner + 2 * shared + 2 * padded(mixer.num_heads), conv_at=inner,
-                channels=inner + 2 * shared, made_at=inner, made=inner,
+                channels=inner + 2 * shared, output_at=inner, output_width=inner,
                 num_heads=mixer.num_heads, rows=to_lanes(mixer.state_dim),
                 head_width=to_lanes(mixer.head_dim),
             )  # fmt: skip
@@ -188,7 +188,7 @@ def vector_sizes(shape: Recurrence) -> dict[str, int]:
         unused = padded(mixer.num_heads) if isinstance(mixer, Ssm) else 0
         lengths |= {"in_bias": shape.width - unused, "o_bias": padded(shape.hidden_size)}
     if isinstance(mixer, Delta) or (isinstance(mixer, Ssm) and mixer.gated_norm):
-        lengths["gated_scale"] = shape.made
+        lengths["gated_scale"] = shape.output_width
     if shape.num_heads:
         lengths["rates"] = shape.num_heads * RATES
     return lengths

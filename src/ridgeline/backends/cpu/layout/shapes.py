@@ -410,9 +410,9 @@ class KernelConfig:
     def widest(self) -> int:
         """The longest row that is ever quantised."""
         inner = [ffn.size for ffn in self.all_ffns]
-        made = self.recurrence.made if self.recurrence else 0
-        made = max([made, *(heads.latent.q_rank for heads in self.all_heads if heads.latent)])
-        return max(self.hidden, made, *inner, *(kind.attention for kind in self.kinds))
+        width = self.recurrence.output_width if self.recurrence else 0
+        width = max([width, *(heads.latent.q_rank for heads in self.all_heads if heads.latent)])
+        return max(self.hidden, width, *inner, *(kind.attention for kind in self.kinds))
 
     @property
     def float_stride(self) -> int:

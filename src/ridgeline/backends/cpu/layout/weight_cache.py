@@ -91,14 +91,14 @@ def mapped(
     # To read the model's files through is quicker than to pack them, and slower than neither.
     arrays = None
     if checkpoint.contents.cached_digest(folder) is not None or any(_packed_from(folder, place)):
-        arrays = _kept(folder / name(), say)
+        arrays = _read_cached(folder / name(), say)
     if arrays is None:
         path = write(folder, name, packed(), checkpoint.nbytes, say)
-        arrays = _kept(path, say) if path else None
+        arrays = _read_cached(path, say) if path else None
     return arrays
 
 
-def _kept(path: Path, say: Callable[[str], None]) -> dict[str, PackedArray] | None:
+def _read_cached(path: Path, say: Callable[[str], None]) -> dict[str, PackedArray] | None:
     """Return the arrays of a file; None if it is not there, or damaged, which is said."""
     try:
         return read(path)

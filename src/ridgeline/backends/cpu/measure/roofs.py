@@ -60,7 +60,7 @@ class _Probe:
     memories: Sequence[int]  # one for each thread
     size: int
     per_count: int
-    kept: object  # code and memory that must live as long as it
+    owners: object  # code and memory that must live as long as it
 
     def seconds(self, count: int) -> float:
         """Run all threads at once; return how long they took from first start to last end."""

@@ -69,12 +69,12 @@ def piece_of(item: Work, piece: TokenSpan) -> Work:
 def merged(num_items: int, parts: Sequence[tuple[Sequence[TokenSpan], StepOutput]]) -> StepOutput:
     """Return the results of a step of those of its parts; of an item's errors the first."""
     tokens: list[tuple[int, ...]] = [()] * num_items
-    found: dict[str, dict[int, Any]] = {name: {} for name in _BY_ITEM}
+    by_name: dict[str, dict[int, Any]] = {name: {} for name in _BY_ITEM}
     for pieces, output in parts:
         for piece, drawn in zip(pieces, output.tokens, strict=True):
             tokens[piece.item] = drawn
         for name in _BY_ITEM:
             values: Mapping[int, Any] = getattr(output, name)
             for place, value in values.items():
-                found[name].setdefault(pieces[place].item, value)
-    return StepOutput(tuple(tokens), **found)
+                by_name[name].setdefault(pieces[place].item, value)
+    return StepOutput(tuple(tokens), **by_name)

@@ -111,7 +111,7 @@ def _serve(
         setup = read_setup(start["setup"])
         own = setup_of(setup, checkpoint.arch, first, end)
         runner = load_runner(layers_of(checkpoint, first, end), own, context)
-        memory = {name: tuple(held) for name, held in runner.memory().items()}
+        memory = {name: tuple(use) for name, use in runner.memory().items()}
         link.send("ready", memory)
         _compute(link, runner, is_first=first == 0)
     except (EOFError, OSError):

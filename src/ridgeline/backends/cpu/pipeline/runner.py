@@ -72,16 +72,16 @@ class Stages:
 
     def memory(self) -> dict[str, MemoryUse]:
         """Wait until all have loaded; return what they keep. Raises DeviceLost."""
-        found: dict[str, MemoryUse] = {}
+        by_name: dict[str, MemoryUse] = {}
         for _ in self._links:
             said = self._ready.get()
             self.raise_lost()
             stage, memory = said
-            for name, held in memory.items():
-                found[f"stage {stage + 1}.{name}"] = MemoryUse(*held)._replace(
+            for name, use in memory.items():
+                by_name[f"stage {stage + 1}.{name}"] = MemoryUse(*use)._replace(
                     device=f"stage {stage + 1}"
                 )
-        return found
+        return by_name
 
     def tell(self, number: int, parts: Sequence[Sequence[TokenSpan]], written: Any) -> None:
         """Let all stages compute a step in these parts. Raises DeviceLost."""
@@ -92,9 +92,9 @@ class Stages:
 
     def rows(self, number: int, place: int) -> HiddenRows:
         """Wait for what the stages give the last one of a part. Raises DeviceLost."""
-        while (found := self._rows.get()) is not None:
-            if found[:2] == (number, place):  # else of a step that was given up
-                return found[2]
+        while (message := self._rows.get()) is not None:
+            if message[:2] == (number, place):  # else of a step that was given up
+                return message[2]
         self._rows.put(None)
         self.raise_lost()
         raise DeviceLost("the stages have ended")
@@ -210,12 +210,12 @@ class StagesRunner:
         Blocks are copied before anything is computed, so a step with copies is computed anew.
         """
         ahead, self._ahead = self._ahead, []
-        found, rest = [], dict.fromkeys(range(len(step.work)))
+        parts, rest = [], dict.fromkeys(range(len(step.work)))
         at = {item.seq_id: i for i, item in enumerate(step.work)}
         for part in ahead if not step.copies else ():
-            pieces, rows = part.asked(step, at, self.last.block_size)
+            pieces, rows = part.matches(step, at, self.last.block_size)
             if pieces:
-                found.append(_PartUnderWay(part.number, 0, pieces, rows))
+                parts.append(_PartUnderWay(part.number, 0, pieces, rows))
             for piece in pieces:
                 del rest[piece.item]
         self.num_ahead += len(step.work) - len(rest)
@@ -225,8 +225,8 @@ class StagesRunner:
             number = self._tell(others, cuts)
             for place, pieces in enumerate(cuts):
                 named = [piece._replace(item=names[piece.item]) for piece in pieces]
-                found.append(_PartUnderWay(number, place, named))
-        return found
+                parts.append(_PartUnderWay(number, place, named))
+        return parts
 
     def _run_ahead(self, work: tuple[Work, ...]) -> PartAhead:
         step = Step(work, (), (), (), ())
@@ -382,7 +382,7 @@ class PartAhead(NamedTuple):
     number: int
     work: tuple[Work, ...]
 
-    def asked(
+    def matches(
         self, step: Step, at: Mapping[SeqId, int], block_size: int
     ) -> tuple[list[TokenSpan], list[int]]:
         """Return which of a step's items this is, and which of its rows they are.

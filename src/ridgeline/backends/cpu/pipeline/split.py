@@ -44,12 +44,12 @@ def bounds(arch: ModelArch, count: int) -> list[int]:
     head = arch.vocab_size * arch.hidden_size // 4
     upto = [0, *accumulate(costs)]
     target = (upto[-1] + head) / count
-    found = [0]
+    begins = [0]
     for stage in range(1, count):
         nearest = min(range(len(upto)), key=lambda i: abs(upto[i] - target * stage))
         last = arch.num_layers - (count - stage)
-        found.append(min(max(nearest, found[-1] + 1), last))
-    return [*found, arch.num_layers]
+        begins.append(min(max(nearest, begins[-1] + 1), last))
+    return [*begins, arch.num_layers]
 
 
 def layers_of(checkpoint: Checkpoint, first: int, end: int) -> Checkpoint:

@@ -69,18 +69,18 @@ class Draws:
 
     def answers(self, logits: torch.Tensor, asks: Sequence[LogitsRequest]) -> list[Sampled]:
         """Answer asks, each by its own row of ``logits``: on the device where that is possible."""
-        found: dict[int, Sampled] = {}
+        sampled: dict[int, Sampled] = {}
         of_host = [i for i, ask in enumerate(asks) if not _knows(ask)]
         if of_host:
             rows = logits[of_host].numpy(force=True)
             with np.errstate(all="ignore"):  # a damaged row is found by its values, and fails alone
                 for i, row in zip(of_host, rows, strict=True):
-                    found[i] = answered(row, asks[i])
-        of_device = [i for i in range(len(asks)) if i not in found]
+                    sampled[i] = answered(row, asks[i])
+        of_device = [i for i in range(len(asks)) if i not in sampled]
         if of_device:
             answers = self._of_device(logits, of_device, [asks[i] for i in of_device])
-            found |= dict(zip(of_device, answers, strict=True))
-        return [found[i] for i in range(len(asks))]
+            sampled |= dict(zip(of_device, answers, strict=True))
+        return [sampled[i] for i in range(len(asks))]
 
     def _of_device(
         self, logits: torch.Tensor, rows: Sequence[int], asks: Sequence[LogitsRequest]
@@ -92,8 +92,8 @@ class Draws:
             picked, finite = self._drawn(logits, of_asks, [asks[i] for i in drawing])
         else:
             picked = finite = torch.zeros(0, dtype=torch.int32, device=logits.device)
-        known = [ask.known for ask in asks if not ask.draws]
-        picked = torch.cat([picked, torch.tensor(known, dtype=torch.int32).to(picked.device)])
+        targets = [ask.target for ask in asks if not ask.draws]
+        picked = torch.cat([picked, torch.tensor(targets, dtype=torch.int32).to(picked.device)])
         owners = [i for i in drawing for _ in asks[i].draws]  # of each token
         owners += [i for i, ask in enumerate(asks) if not ask.draws]
         by_token = self._ranked(logits, rows, asks, owners, picked)
@@ -127,11 +127,11 @@ class Draws:
         )
         by_ask = dict(zip(counts, tops, strict=True))
         of_places = [owners[place] for place in places]
-        found = ranks(
+        of_tokens = ranks(
             logits, [rows[i] for i in of_places], tokens[places],
             [by_ask[i] for i in of_places], self._ops,
         )  # fmt: skip
-        return dict(zip(places, found, strict=True))
+        return dict(zip(places, of_tokens, strict=True))
 
     def _drawn(
         self, logits: torch.Tensor, rows: Sequence[int], asks: Sequence[LogitsRequest]
