@@ -173,7 +173,7 @@ def cards_here() -> list[Device]:
 
     Of devices that a card's name may mean, or its beginning, the one with the card's memory is it.
     """
-    gpus = cuda.gpu_models.found()
+    gpus = cuda.gpu_models.cards()
     gate = cuda.approval.read(default_home()) if gpus else None
     here: dict[str, Device] = {}
     for gpu in gpus:

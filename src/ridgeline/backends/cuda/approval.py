@@ -60,17 +60,17 @@ def remember(home: Path, date: str, *, is_right: bool) -> None:
 
 def _key() -> str:
     """Return what the bits of an answer depend on here."""
-    known = device.facts()
-    triton = version("triton") if known.has_triton else None
+    stack = device.facts()
+    triton = version("triton") if stack.has_triton else None
     code = digest_of_sources(Path(__file__).parent.parent, ["cuda"])
-    return f"{known.gpu}, torch {known.torch}, triton {triton}, code {code[:_NUM_HEX]}"
+    return f"{stack.gpu}, torch {stack.torch}, triton {triton}, code {code[:_NUM_HEX]}"
 
 
 def _passed(home: Path) -> dict[str, str]:
     """Return the dates by key; none of a file that is missing or damaged."""
     try:
-        known = json.loads((home / FILE).read_bytes())
+        document = json.loads((home / FILE).read_bytes())
     except (OSError, ValueError):
         return {}
-    pairs = known.items() if isinstance(known, dict) else ()
+    pairs = document.items() if isinstance(document, dict) else ()
     return {key: date for key, date in pairs if isinstance(date, str)}

@@ -51,69 +51,69 @@ class DeviceFacts(NamedTuple):
 
 def facts() -> DeviceFacts:
     """Return these facts. torch is imported only if it can be of use."""
-    known = DeviceFacts(has_triton=_has("triton"), driver=_driver())
+    stack = DeviceFacts(has_triton=_has("triton"), driver=_driver())
     if not _has("torch"):
-        return known
+        return stack
     try:
-        known = known._replace(torch=version("torch"))
+        stack = stack._replace(torch=version("torch"))
     except PackageNotFoundError:  # a folder of that name
-        return known
-    if _version(known.torch) < _LEAST_TORCH:
-        return known
+        return stack
+    if _version(stack.torch) < _LEAST_TORCH:
+        return stack
     import torch
 
     if torch.version.cuda:
-        known = known._replace(cuda=_version(torch.version.cuda))
-        if not what_is_missing(known._replace(gpu="", capability=_LEAST_CAPABILITY)):
-            known = _with_gpu(known, torch)
-    return known
+        stack = stack._replace(cuda=_version(torch.version.cuda))
+        if not what_is_missing(stack._replace(gpu="", capability=_LEAST_CAPABILITY)):
+            stack = _with_gpu(stack, torch)
+    return stack
 
 
-def _with_gpu(known: DeviceFacts, torch: Any) -> DeviceFacts:
+def _with_gpu(stack: DeviceFacts, torch: Any) -> DeviceFacts:
     if not torch.cuda.is_available():
-        return known
+        return stack
     capability = torch.cuda.get_device_capability(0)
-    return known._replace(gpu=torch.cuda.get_device_name(0), capability=capability)
+    return stack._replace(gpu=torch.cuda.get_device_name(0), capability=capability)
 
 
-def what_is_missing(known: DeviceFacts) -> str | None:
+def what_is_missing(stack: DeviceFacts) -> str | None:
     """Return in one line why there is no device, and the way out; None if there is one."""
-    if known.torch is None:
+    if stack.torch is None:
         return "torch is not installed: pip install 'ridgeline[gpu]'"
-    if _version(known.torch) < _LEAST_TORCH:
+    if _version(stack.torch) < _LEAST_TORCH:
         return (
-            f"torch {known.torch} is too old: it must be {dotted(_LEAST_TORCH)} or newer: pip "
+            f"torch {stack.torch} is too old: it must be {dotted(_LEAST_TORCH)} or newer: pip "
             f"install --upgrade 'ridgeline[gpu]'"
         )
-    if known.cuda is None:
+    if stack.cuda is None:
         return (
-            f"torch {known.torch} is a build without CUDA: pip uninstall torch, then pip install "
+            f"torch {stack.torch} is a build without CUDA: pip uninstall torch, then pip install "
             f"'ridgeline[gpu]'; without a GPU, {_CPU}"
         )
-    if not known.has_triton:
+    if not stack.has_triton:
         return (
             f"Triton is not installed, which torch brings on Linux alone: pip install triton, or "
             f"{_CPU}"
         )
-    if known.driver is None:
+    if stack.driver is None:
         return (
             f"no NVIDIA driver was found: if nvidia-smi lists a GPU, let this process see it "
             f"(containers need --gpus all); else {_CPU}"
         )
-    if known.driver[0] < known.cuda[0]:
+    if stack.driver[0] < stack.cuda[0]:
         return (
-            f"the NVIDIA driver knows CUDA {dotted(known.driver)}, and torch {known.torch} needs "
-            f"{dotted(known.cuda)}: update the driver, or install a torch built for CUDA "
-            f"{known.driver[0]}"
+            f"the NVIDIA driver knows CUDA {dotted(stack.driver)}, and torch {stack.torch} needs "
+            f"{dotted(stack.cuda)}: update the driver, or install a torch built for CUDA "
+            f"{stack.driver[0]}"
         )
-    if known.gpu is None:
+    if stack.gpu is None:
         return (
             f"no GPU is visible: nvidia-smi lists the installed ones, and "
             f"CUDA_VISIBLE_DEVICES may hide them; without one, {_CPU}"
         )
-    if known.capability < _LEAST_CAPABILITY:
+    if stack.capability < _LEAST_CAPABILITY:
         return (
-            f"{known.gpu} has compute capability {dotted(known.capability)}, but "
+            f"{stack.gpu} has compute capability {dotted(stack.capability)}, but "
             f"{dotted(_LEAST_CAPABILITY)} (Ampere) is the minimum: {_CPU}"
         )
     return None
@@ -216,8 +216,8 @@ def has_driver() -> bool:
 
 def describe() -> str:
     """Return what it computes with, in a few words."""
-    known = facts()
-    return what_is_missing(known) or f"{known.gpu}, torch {known.torch}"
+    stack = facts()
+    return what_is_missing(stack) or f"{stack.gpu}, torch {stack.torch}"
 
 
 def _driver() -> Version | None:

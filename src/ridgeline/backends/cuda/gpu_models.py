@@ -27,20 +27,20 @@ class Card(NamedTuple):
 
 def lines() -> Iterator[tuple[str, str]]:
     """Yield what there is to compute on, name and text; nothing where there is no GPU."""
-    gpus = found()
+    gpus = cards()
     if not gpus:
         return
-    known = facts()
-    newest = f", CUDA {dotted(known.driver)}" if known.driver else ""
+    stack = facts()
+    newest = f", CUDA {dotted(stack.driver)}" if stack.driver else ""
     for gpu in gpus:
         sizes = f"{gib(gpu.free_bytes)} usable of {gib(gpu.total_bytes)}"
         yield "gpu", f"{gpu.name}, {sizes}, driver {gpu.driver}{newest}"
-    yield "torch", what_is_missing(known) or f"{known.torch}, triton {version('triton')}"
+    yield "torch", what_is_missing(stack) or f"{stack.torch}, triton {version('triton')}"
 
 
 def problems() -> Iterator[str]:
     """Yield what keeps the GPUs from being used well, and what to do about it."""
-    gpus = found()
+    gpus = cards()
     if gpus and (why := what_is_missing(facts())):
         yield f"the GPU cannot be used: {why}"
     for gpu in gpus:
@@ -58,7 +58,7 @@ def problems() -> Iterator[str]:
         )
 
 
-def found() -> list[Card]:
+def cards() -> list[Card]:
     """Return the GPUs of this machine; none where nvidia-smi is not there, or fails."""
     return [
         Card(name, driver, _mib(total), _mib(free), persistence == "Enabled")

@@ -130,10 +130,10 @@ def check_cache(runner: CudaRunner, setup: Setup, say: Callable[[str], None]) ->
         return
     lengths = range(0, max_model_len, setup.block_size)
     fits = bisect_right(lengths, num_blocks, key=most_blocks) - 1
-    held = f"beside weights and steps the GPU has room for a sequence of {lengths[fits]:,} tokens"
+    room = f"beside weights and steps the GPU has room for a sequence of {lengths[fits]:,} tokens"
     if lengths[fits] < min(_SHORT_TOKENS, max_model_len):
-        raise ValueError(f"{held}: lower --max-num-batched-tokens or take a --dtype of fewer bits")
-    say(f"{held}, not of {max_model_len:,}: longer requests are refused")
+        raise ValueError(f"{room}: lower --max-num-batched-tokens or take a --dtype of fewer bits")
+    say(f"{room}, not of {max_model_len:,}: longer requests are refused")
 
 
 def fill(runner: CudaRunner, setup: Setup, ranks: Ranks) -> None:

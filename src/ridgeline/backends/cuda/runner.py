@@ -61,9 +61,9 @@ class _Launched(NamedTuple):
 
     def tokens(self) -> list[int] | None:
         """Wait for the tokens; return None if anything is not as it should be."""
-        found, n = self.pending.get(), self.num_draws
-        is_sound = min(found[: 2 * n], default=1) >= 0 and all(found[n : 2 * n]) and not found[-1]
-        return found[:n] if is_sound else None
+        words, n = self.pending.get(), self.num_draws
+        is_sound = min(words[: 2 * n], default=1) >= 0 and all(words[n : 2 * n]) and not words[-1]
+        return words[:n] if is_sound else None
 
 
 class CudaRunner:
@@ -168,18 +168,18 @@ class CudaRunner:
     def _complete(self, step: Step, ahead: Ahead) -> StepOutput:
         """Return a step's output, of which some may have been computed ahead."""
         places = ahead.places(step, self.block_size)
-        known = [at for at in places if at >= 0]
-        self.num_ahead += len(known)
-        self.num_in_vain += len(ahead.work) - len(known)
-        if len(known) == len(step.work):
+        ready = [at for at in places if at >= 0]
+        self.num_ahead += len(ready)
+        self.num_in_vain += len(ahead.work) - len(ready)
+        if len(ready) == len(step.work):
             self._run_ahead(step, ahead.picked, places)
-        found = _Launched(ahead.picked, ahead.pending, len(ahead.work)).tokens() if known else []
-        if found is None:  # the usual path says which request is at fault
+        drawn = _Launched(ahead.picked, ahead.pending, len(ahead.work)).tokens() if ready else []
+        if drawn is None:  # the usual path says which request is at fault
             self._ahead = None
             return self._compute(step)
         if self._ahead is not None:
-            self._ahead.tokens = [found[at] for at in places]
-        tokens: list[tuple[int, ...]] = [(found[at],) if at >= 0 else () for at in places]
+            self._ahead.tokens = [drawn[at] for at in places]
+        tokens: list[tuple[int, ...]] = [(drawn[at],) if at >= 0 else () for at in places]
         rest = [i for i, at in enumerate(places) if at < 0]
         if not rest:
             return StepOutput(tuple(tokens))
@@ -204,8 +204,8 @@ class CudaRunner:
             return self._draws.answers(self.model.logits(rows), asks)
 
         def states(tokens: range) -> Floats:
-            found: Floats = hidden[list(tokens)].float().numpy(force=True)
-            return found
+            rows: Floats = hidden[list(tokens)].float().numpy(force=True)
+            return rows
 
         output = finish(step.work, head, lambda: self._damaged(batch))
         output = self._states.compare(step, output, states)
@@ -217,14 +217,14 @@ class CudaRunner:
         launched = self._start(step.work, batch, drawing)
         if goes_on and len(drawing) == len(batch.tokens):
             self._run_ahead(step, launched.picked, range(len(drawing)))
-        found = launched.tokens()
-        if found is None:
+        drawn = launched.tokens()
+        if drawn is None:
             self._ahead = None
             return None
         if self._ahead is not None:
-            self._ahead.tokens = found
+            self._ahead.tokens = drawn
         tokens: list[tuple[int, ...]] = [()] * len(step.work)
-        for i, token in zip(drawing, found, strict=True):
+        for i, token in zip(drawing, drawn, strict=True):
             tokens[i] = (token,)
         return StepOutput(tuple(tokens))
 
@@ -449,6 +449,6 @@ def _merged(tokens: list[tuple[int, ...]], rest: Sequence[int], output: StepOutp
     for i, drawn in zip(rest, output.tokens, strict=True):
         tokens[i] = drawn
     by_item: Iterable[Any] = (
-        {rest[i]: found for i, found in field.items()} for field in output[1:]
+        {rest[i]: value for i, value in field.items()} for field in output[1:]
     )
     return StepOutput(tuple(tokens), *by_item)

@@ -38,8 +38,8 @@ def packed_bits(name: str, shape: tuple[int, ...], dtype: str, stored: str) -> i
     of GGUF in which it is ``stored``. Tables of which few rows are read, routers and matrices of
     odd widths are not packed.
     """
-    kept = name in ("embed", "positions", "inputs") or name.rpartition(".")[2] in _WIDE
-    if dtype not in ("int8", "int4") or kept or len(shape) < 2 or shape[-1] % _PACKED_INPUTS:
+    stays = name in ("embed", "positions", "inputs") or name.rpartition(".")[2] in _WIDE
+    if dtype not in ("int8", "int4") or stays or len(shape) < 2 or shape[-1] % _PACKED_INPUTS:
         return 0
     return 8 if dtype == "int8" or name == "head" or stored in _OVER_4_BITS else 4
 
@@ -62,7 +62,7 @@ def arch_bytes(
 
     ``stored`` has the types of tensors in the file, by canonical name, as far as there is one.
     """
-    found: dict[str, float] = {}
+    by_part: dict[str, float] = {}
     share = Shard(arch, count=ranks)
     for name, whole in arch.matrix_shapes().items():
         shape = share.num_rows(name, whole[0]), *whole[1:]
@@ -70,8 +70,8 @@ def arch_bytes(
         is_wide = len(shape) < 2 or name == "positions" or dtype == "f32"
         part = _part_of(name, len(shape))
         of_weight = _PACKED_BYTES[bits] if bits else 4 if is_wide else 2
-        found[part] = found.get(part, 0) + math.prod(shape) * of_weight
-    return {part: int(size) for part, size in found.items()}
+        by_part[part] = by_part.get(part, 0) + math.prod(shape) * of_weight
+    return {part: int(size) for part, size in by_part.items()}
 
 
 def _part_of(name: str, num_axes: int) -> str:

@@ -28,8 +28,8 @@ def move_kernel(
 
 def copy_blocks(cache, old, new):
     """Copy blocks, through a copy of all that are read: see the twin."""
-    held = torch.empty((len(old), cache.shape[1]), dtype=cache.dtype, device=cache.device)
-    for source, target, gathers in ((cache, held, True), (held, cache, False)):
+    buffer = torch.empty((len(old), cache.shape[1]), dtype=cache.dtype, device=cache.device)
+    for source, target, gathers in ((cache, buffer, True), (buffer, cache, False)):
         move_kernel[(len(old), triton.cdiv(cache.shape[1], BLOCK))](
             source, target, old, new, cache.shape[1], source.stride(0), target.stride(0),
             GATHERS=gathers, BLOCK=BLOCK,

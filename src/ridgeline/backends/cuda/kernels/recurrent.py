@@ -117,12 +117,12 @@ def scan_kernel(
         begin, cut = end, cut + CUT
 
 
-def scan(x, b, c, pace, kept, skip, memory, plan):
+def scan(x, b, c, pace, decay, skip, memory, plan):
     """Return a state-space scan: see the twin."""
     H, P, N = memory.shape[1:]
     out = torch.zeros_like(x)
     scan_kernel[(plan.programs, H, triton.cdiv(P, ROWS))](
-        x, b, c, pace, kept, skip, memory, out, plan.items, plan.num_items, plan.cuts,
+        x, b, c, pace, decay, skip, memory, out, plan.items, plan.num_items, plan.cuts,
         H=H, G=b.shape[1], P=P, N=N, PADDED=triton.next_power_of_2(N),
         ROWS=ROWS, ITEM=ITEM, CUT=CUT,
     )  # fmt: skip
@@ -166,12 +166,12 @@ def remember_kernel(
         begin, cut = end, cut + CUT
 
 
-def remember(q, k, v, strength, kept, memory, by_turns, plan):
+def remember(q, k, v, strength, decay, memory, by_turns, plan):
     """Return the gated delta rule: see the twin."""
     H, K, V = memory.shape[1:]
     out = torch.zeros_like(v)
     remember_kernel[(plan.programs, H, triton.cdiv(V, ROWS))](
-        q, k, v, strength, kept, memory, out, plan.items, plan.num_items, plan.cuts,
+        q, k, v, strength, decay, memory, out, plan.items, plan.num_items, plan.cuts,
         H=H, KEY_HEADS=q.shape[1], K=K, V=V, BY_TURNS=by_turns,
         PADDED=triton.next_power_of_2(K), ROWS=ROWS, ITEM=ITEM, CUT=CUT,
     )  # fmt: skip

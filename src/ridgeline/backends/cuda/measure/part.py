@@ -72,30 +72,30 @@ class Part:
             from ridgeline.backends.cuda import kernels
 
             self.ops = kernels
-            found = torch.cuda.get_device_properties(self.device)
-            self.processors = found.multi_processor_count
+            properties = torch.cuda.get_device_properties(self.device)
+            self.processors = properties.multi_processor_count
         torch.manual_seed(0)
 
     def say(self, what: str, **values: Any) -> None:
         """Print a finding. One with ``ok`` is a check; None means that it could not be measured."""
-        known = {name: value for name, value in values.items() if value is not None}
-        print(json.dumps({"part": self.name, "what": what, **known}), flush=True)
+        present = {name: value for name, value in values.items() if value is not None}
+        print(json.dumps({"part": self.name, "what": what, **present}), flush=True)
 
-    def near(self, what: str, found: Tensor, wanted: Tensor, most: float | None = None) -> None:
+    def near(self, what: str, actual: Tensor, wanted: Tensor, most: float | None = None) -> None:
         """Check that two arrays differ by at most a share of the second one's length.
 
-        By default it is what the type of ``found`` rounds, or a sum of products of narrow numbers.
+        By default it is what the type of ``actual`` rounds, or a sum of products of narrow numbers.
         """
         if most is None:
-            is_narrow = self.dtype != torch.float32 and found.dtype == torch.float32
-            most = _ERROR_OF_SUM if is_narrow else _ERROR[found.dtype]
+            is_narrow = self.dtype != torch.float32 and actual.dtype == torch.float32
+            most = _ERROR_OF_SUM if is_narrow else _ERROR[actual.dtype]
         length = wanted.double().norm().clamp(min=1e-30)
-        error = float((found.double() - wanted.double()).norm() / length)
+        error = float((actual.double() - wanted.double()).norm() / length)
         self.say(what, error=error, most=most, ok=error <= most)
 
-    def equal(self, what: str, found: Tensor | Sequence[Tensor], wanted: Any) -> None:
+    def equal(self, what: str, actual: Tensor | Sequence[Tensor], wanted: Any) -> None:
         """Check that arrays are equal; NaN equals NaN."""
-        pairs = [(found, wanted)] if torch.is_tensor(found) else zip(found, wanted, strict=True)
+        pairs = [(actual, wanted)] if torch.is_tensor(actual) else zip(actual, wanted, strict=True)
         bad = sum(int((~torch.isclose(a, b, 0, 0, equal_nan=True)).sum()) for a, b in pairs)
         self.say(what, ok=not bad, bad=bad or None)
 

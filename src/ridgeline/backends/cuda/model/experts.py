@@ -68,8 +68,8 @@ def mixture(
         shares = torch.ones_like(shares)
     inner = ops.grouped_product(rows, w.gate_up, w.gate_up_bias, read, True)
     inner = ranks.gather(ops.gate(inner, experts.activation, experts.gated, 1.0))
-    made = ops.grouped_product(inner, w.down, w.down_bias, met, False)
-    by_expert = made.reshape(len(x), experts.per_token, -1)
+    products = ops.grouped_product(inner, w.down, w.down_bias, met, False)
+    by_expert = products.reshape(len(x), experts.per_token, -1)
     out = torch.zeros(by_expert[:, 0].shape, dtype=torch.float32, device=x.device)
     for i in range(experts.per_token):
         out += shares[:, i, None] * by_expert[:, i].float()
@@ -127,8 +127,8 @@ def _taken_one_by_one(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]
         chosen.append(taken)
         weights.append(1.0 / total[:, None])
         left = left.scatter(1, taken, float("-inf"))
-    found, order = torch.cat(chosen, 1).sort(1)
-    return found, torch.cat(weights, 1).gather(1, order)
+    ids, order = torch.cat(chosen, 1).sort(1)
+    return ids, torch.cat(weights, 1).gather(1, order)
 
 
 def _in_best_groups(wanted: Tensor, experts: Experts, best: int) -> Tensor:
@@ -157,12 +157,12 @@ def meet(chosen: Tensor, num: int) -> Meetings:
     ends = tiles.cumsum(0)
     number = torch.arange(min(pairs, pairs // rows + num), device=device)  # no tile is empty
     expert = torch.searchsorted(ends, number, right=True)
-    known = expert.clamp(max=num - 1)
-    begin = offsets[known] + (number - (ends - tiles)[known]) * rows
+    valid = expert.clamp(max=num - 1)
+    begin = offsets[valid] + (number - (ends - tiles)[valid]) * rows
     return Meetings(
         order=torch.sort(flat, stable=True).indices,
         offsets=offsets,
-        tile_expert=torch.where(expert < num, known, -1),
+        tile_expert=torch.where(expert < num, valid, -1),
         tile_begin=begin,
         per_token=chosen.shape[1],
         rows=rows,

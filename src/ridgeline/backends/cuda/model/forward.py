@@ -156,12 +156,12 @@ class Model:
             return None
         of_row, of_product, of_sum = arch.input_scales
         shape = len(x), arch.num_layers, arch.input_size
-        made = self._product(x.to(self.dtype), inputs.proj, None, torch.float32) * of_product
-        made = self.ops.norm(
-            made.reshape(shape), inputs.norm, None, arch.norm_eps, "rms", torch.float32
+        products = self._product(x.to(self.dtype), inputs.proj, None, torch.float32) * of_product
+        products = self.ops.norm(
+            products.reshape(shape), inputs.norm, None, arch.norm_eps, "rms", torch.float32
         )
         rows = inputs.table[tokens.long()].float().reshape(shape)
-        out: Tensor = (made + rows * of_row) * of_sum
+        out: Tensor = (products + rows * of_row) * of_sum
         return out
 
     def _with_input(self, x: Tensor, own: Tensor, w: LayerWeights, activation: str) -> Tensor:
@@ -170,8 +170,8 @@ class Model:
         gates = self._product(x.to(self.dtype), weights["input_gate"], None, None)
         inner = torch.cat([gates, own.to(self.dtype)], 1)
         inner = self.ops.gate(inner, activation, True, 1.0)
-        made = self._product(inner, weights["input_proj"], None, None)
-        return x + self._normed(made, w.norms["input_post_norm"], torch.float32)
+        products = self._product(inner, weights["input_proj"], None, None)
+        return x + self._normed(products, w.norms["input_post_norm"], torch.float32)
 
     def _product(
         self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype | None

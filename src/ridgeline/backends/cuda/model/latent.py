@@ -68,8 +68,8 @@ def latent_attention(
         torch.cat([q, key[:, :turning], latent], 1), places.cache, places.table, places.positions,
         places.table_rows, *places.angles, None, None, places.poison, spec,
     )  # fmt: skip
-    seen = ops.attend(q, places.cache, places.table, places.plan, None, None, spec)
-    values = _of_heads(seen, weights["v_b"], met, ops)
+    latents = ops.attend(q, places.cache, places.table, places.plan, None, None, spec)
+    values = _of_heads(latents, weights["v_b"], met, ops)
     whole = ranks.gather(values.reshape(count, -1))
     return ranks.gather(product(whole, weights["o"], None, None))
 
@@ -77,5 +77,5 @@ def latent_attention(
 def _of_heads(rows: Tensor, weight: Tensor, met: Meetings, ops: Any) -> Tensor:
     """Return products of each head's rows ``[T, H, in]`` with its own matrix, ``[T, H, out]``."""
     given = rows.transpose(0, 1).reshape(-1, rows.shape[2])
-    made: Tensor = ops.grouped_product(given, weight, None, met, False)
-    return made.reshape(*rows.shape[:2], -1)
+    out: Tensor = ops.grouped_product(given, weight, None, met, False)
+    return out.reshape(*rows.shape[:2], -1)

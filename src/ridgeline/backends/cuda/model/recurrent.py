@@ -42,14 +42,14 @@ class MixerContext:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """Return a linear map of rows, float32."""
-        made = self.product(x, self.weights[name], self.weights.get(f"{name}_bias"), F32)
-        return made if made.shape[1] == self.sizes[name] else self.ranks.gather(made)
+        out = self.product(x, self.weights[name], self.weights.get(f"{name}_bias"), F32)
+        return out if out.shape[1] == self.sizes[name] else self.ranks.gather(out)
 
     def convolved(self, rows: Tensor) -> Tensor:
         """Return each channel's weighted sum over its last tokens, the present one included."""
         w, windows = self.weights, self.states["window"]
-        made: Tensor = self.ops.convolve(rows, w["conv"], w.get("conv_bias"), windows, self.plan)
-        return made
+        out: Tensor = self.ops.convolve(rows, w["conv"], w.get("conv_bias"), windows, self.plan)
+        return out
 
 
 def mix(x: Tensor, mixer: Recurrent, given: MixerContext) -> Tensor:
@@ -65,8 +65,8 @@ def mix(x: Tensor, mixer: Recurrent, given: MixerContext) -> Tensor:
 
 def _short_convolution(x: Tensor, given: MixerContext) -> Tensor:
     before, behind, rows = given.linear(x, "in").chunk(3, 1)
-    made = behind * given.convolved(before * rows)
-    return given.linear(made.to(x.dtype), "out")
+    output = behind * given.convolved(before * rows)
+    return given.linear(output.to(x.dtype), "out")
 
 
 def _delta_net(x: Tensor, mixer: Delta, given: MixerContext) -> Tensor:
@@ -76,22 +76,22 @@ def _delta_net(x: Tensor, mixer: Delta, given: MixerContext) -> Tensor:
     length = mixer.key_dim**-0.5
     q, k = (_unit(part, mixer, given, scale) for part, scale in ((q, length), (k, 1.0)))
     pace = torch.logaddexp(given.linear(x, "decay") + w["dt_bias"], x.new_zeros(1, dtype=F32))
-    made = given.ops.remember(
+    output = given.ops.remember(
         q, k, v.reshape(len(x), heads, -1).contiguous(), torch.sigmoid(given.linear(x, "beta")),
         torch.exp(-torch.exp(w["a_log"]) * pace), given.states["memory"], mixer.by_turns,
         given.plan,
     )  # fmt: skip
-    made = given.ops.norm(made, w["gated_scale"], None, given.eps, "rms", F32)
-    made = made.reshape(len(x), -1) * silu(given.linear(x, "z"))
-    return given.linear(made.to(x.dtype), "out")
+    output = given.ops.norm(output, w["gated_scale"], None, given.eps, "rms", F32)
+    output = output.reshape(len(x), -1) * silu(given.linear(x, "z"))
+    return given.linear(output.to(x.dtype), "out")
 
 
 def _unit(part: Tensor, mixer: Delta, given: MixerContext, scale: float) -> Tensor:
     """Return heads of length ``scale``, as a norm of another factor."""
     heads = part.reshape(len(part), -1, mixer.key_dim)
     factor = heads.new_full((mixer.key_dim,), scale * mixer.key_dim**-0.5)
-    made: Tensor = given.ops.norm(heads, factor, None, _UNIT_EPS / mixer.key_dim, "rms", F32)
-    return made
+    out: Tensor = given.ops.norm(heads, factor, None, _UNIT_EPS / mixer.key_dim, "rms", F32)
+    return out
 
 
 def _state_space(x: Tensor, mixer: Ssm, given: MixerContext) -> Tensor:
@@ -109,17 +109,17 @@ def _state_space(x: Tensor, mixer: Ssm, given: MixerContext) -> Tensor:
         for part, count in zip(parts, (mixer.num_heads, *2 * (mixer.num_groups,)), strict=True)
     )
     pace = torch.logaddexp(pace + w["dt_bias"], pace.new_zeros(1))
-    kept = torch.exp(-torch.exp(w["a_log"]) * pace)
+    decay = torch.exp(-torch.exp(w["a_log"]) * pace)
     memory = given.states["memory"]
-    made = given.ops.scan(heads, b, c, pace.contiguous(), kept, w["skip"], memory, given.plan)
-    made = made.reshape(len(x), -1)
+    output = given.ops.scan(heads, b, c, pace.contiguous(), decay, w["skip"], memory, given.plan)
+    output = output.reshape(len(x), -1)
     if not mixer.norm_first:
-        made = made * gate
+        output = output * gate
     if mixer.gated_norm:
-        groups = made.reshape(len(x), mixer.num_groups, -1)
+        groups = output.reshape(len(x), mixer.num_groups, -1)
         normed = given.ops.norm(groups, None, None, given.eps, "rms", F32)
-        made = normed.reshape(len(x), -1) * w["gated_scale"]
+        output = normed.reshape(len(x), -1) * w["gated_scale"]
     if mixer.norm_first:
-        made = made * gate
-    out = given.linear(made.to(x.dtype), "out")
+        output = output * gate
+    out = given.linear(output.to(x.dtype), "out")
     return out if mixer.out_scale == 1.0 else out * mixer.out_scale

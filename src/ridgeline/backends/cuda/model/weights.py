@@ -61,17 +61,17 @@ class Weights:
             inputs[2],
             *(array for norm in norms for array in (norm.weight, norm.bias)),
         ]
-        found: dict[str, list[Any]] = {
+        by_owner: dict[str, list[Any]] = {
             "embedding": [self.embed, self.positions, *inputs[:2]],
             "attention": [array for layer in layers for array in layer["attention"]],
             "mlp": [array for layer in layers for array in layer["mlp"]],
             "norms": [*outer, *(array for layer in layers for array in layer["norms"])],
         }
         if self.head is not self.embed:
-            found["head"] = [self.head]
+            by_owner["head"] = [self.head]
         return {
             name: [part for array in arrays if array is not None for part in _tensors(array)]
-            for name, arrays in found.items()
+            for name, arrays in by_owner.items()
         }
 
 

@@ -34,7 +34,7 @@ STEP_TIMEOUT_S = 60.0
 LOADING_TIMEOUT_S = 300.0
 _LOOK_S = 0.25  # between two looks at the clock
 _EXIT_S = 5.0  # that a process whose pipe has closed may take to end
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 class Start(NamedTuple):
@@ -132,9 +132,9 @@ class Processes:
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None or all(self._said.values()))
             self.raise_lost()
-            found = {rank: said.pop(0) for rank, said in self._said.items()}
-        assert all(isinstance(message, kind) for message in found.values())
-        return found
+            messages = {rank: said.pop(0) for rank, said in self._said.items()}
+        assert all(isinstance(message, kind) for message in messages.values())
+        return messages
 
     def tell(self, what: Any) -> None:
         """Send all ranks the same; any thread may."""
@@ -145,7 +145,7 @@ class Processes:
                     pipe.send_bytes(message)
 
     @contextmanager
-    def told(self, what: Any) -> Iterator[None]:
+    def call(self, what: Any) -> Iterator[None]:
         """Tell all ranks to do something, while this one does it as well.
 
         Raises DeviceLost, with the rank's name, if not all of them can. An error that all ranks
@@ -169,26 +169,26 @@ class Processes:
             self._running = 0
         self.raise_lost()
 
-    def connected(self, connect: Callable[[], _Found]) -> _Found:
+    def connected(self, connect: Callable[[], _Result]) -> _Result:
         """Return what ``connect`` does, which waits for all ranks. Raises DeviceLost.
 
         It may wait for a rank that is lost, and nothing wakes it then: a thread of its own stays.
         """
-        found = Future[_Found]()
+        result = Future[_Result]()
 
         def run() -> None:
             try:
-                found.set_result(connect())
+                result.set_result(connect())
             except BaseException as error:
-                found.set_exception(error)
+                result.set_exception(error)
             with self._changed:
                 self._changed.notify_all()
 
         threading.Thread(target=run, name="connect", daemon=True).start()
         with self._changed:
-            self._changed.wait_for(lambda: self.lost is not None or found.done())
+            self._changed.wait_for(lambda: self.lost is not None or result.done())
             self.raise_lost()
-        return found.result()
+        return result.result()
 
     def end_loading(self) -> dict[int, dict[str, MemoryUse]]:
         """Wait until all ranks are ready, and return what each keeps. Raises DeviceLost."""
@@ -250,11 +250,11 @@ class Processes:
 
     def _look(self) -> None:
         """Read what ranks say, and see whether a step takes too long."""
-        for found in wait(list(self._pipes), _LOOK_S):
-            assert isinstance(found, Connection)
-            rank = self._pipes[found]
+        for pipe in wait(list(self._pipes), _LOOK_S):
+            assert isinstance(pipe, Connection)
+            rank = self._pipes[pipe]
             try:
-                message = found.recv()
+                message = pipe.recv()
             except (EOFError, OSError):
                 first = self._who_ended(rank)
                 self._fail(f"{self._name(first)} {self._end_of(first)}")
@@ -291,18 +291,18 @@ class Processes:
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {self.count} (process {self._processes[rank].pid})"
 
-    def _who_ended(self, seen: int) -> int:
+    def _who_ended(self, lost_rank: int) -> int:
         """Return the rank that ended first: it is silent, and others report that it is gone.
 
-        ``seen`` is one of them.
+        ``lost_rank`` is one of them.
         """
         for pipe, rank in self._pipes.items():
             with suppress(EOFError, OSError):
-                while rank != seen and pipe.poll():
+                while rank != lost_rank and pipe.poll():
                     self._said[rank].append(pipe.recv())
         ended = [rank for rank, one in self._processes.items() if one.poll() is not None]
         silent = [rank for rank in ended if not self._failures(rank)]
-        return (silent or [seen])[0]
+        return (silent or [lost_rank])[0]
 
     def _failures(self, rank: int) -> list[str]:
         return [one.why for one in self._said[rank] if isinstance(one, Failed)]

@@ -72,35 +72,35 @@ class RanksRunner:
         """Execute a step on all ranks. Raises DeviceLost if one is lost, or does not go on."""
         while self._old:
             self.processes.tell(OldAdapter(self._old.popleft()))
-        with self.processes.told(self._encoder.write(step)):
+        with self.processes.call(self._encoder.write(step)):
             self._ranks.advance()
             return self.first.execute(step)
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
         """Return the logits after each token of one text, for measuring."""
-        with self.processes.told({"tokens": tokens, "start": start}):
+        with self.processes.call({"tokens": tokens, "start": start}):
             self._ranks.advance()
             return self.first.prompt_logits(tokens, start)
 
     def memory(self) -> dict[str, MemoryUse]:
         """Return what this rank keeps now, and the others since they were ready."""
-        found = dict(self.first.memory())
+        uses = dict(self.first.memory())
         for rank, memory in self._memory.items():
-            found |= {
+            uses |= {
                 f"rank {rank}.{name}": part._replace(device=part.device or f"rank {rank}")
                 for name, part in memory.items()
             }
-        return found
+        return uses
 
     def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
         """Let work name an adapter by this number while what is returned is kept.
 
         All ranks have it before the next step. Raises ValueError as ``CudaRunner.add_adapter``.
         """
-        kept = self.first.add_adapter(number, weights)
+        adapter = self.first.add_adapter(number, weights)
         self.processes.tell(NewAdapter(number, weights))
-        weakref.finalize(kept, self._old.append, number).atexit = False
-        return kept
+        weakref.finalize(adapter, self._old.append, number).atexit = False
+        return adapter
 
     def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return nothing: kernels on a device are not counted."""
@@ -133,7 +133,7 @@ def load_ranks(
     plain = Setup(**{field.name: getattr(setup, field.name) for field in fields(Setup)})
     processes = Processes(checkpoint.path, plain, ops.__name__ if ops else None)
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         processes.progress[0] += 1
         context.progress(done, total)
 
@@ -149,7 +149,7 @@ def load_ranks(
         return ranks
 
     try:
-        heard = context._replace(progress=told)
+        heard = context._replace(progress=report)
         first, ranks = load_rank(checkpoint, setup, heard, 0, meet, ops)
         return RanksRunner(checkpoint.arch, first, ranks, processes)
     except BaseException as error:

@@ -78,10 +78,10 @@ class Ranks:
     def _all(self, x: Tensor) -> Tensor:
         """Return the tensors of all ranks, which are of one shape, ``[count, ...]``."""
         self.advance()
-        found = x.new_empty((self.count, *x.shape))
+        out = x.new_empty((self.count, *x.shape))
         sent = x.contiguous().view(-1).view(torch.uint8)
-        self._group._allgather_base(found.view(-1).view(torch.uint8), sent).wait()
-        return found
+        self._group._allgather_base(out.view(-1).view(torch.uint8), sent).wait()
+        return out
 
 
 def connect(folder: Path, rank: int, count: int, device: torch.device, progress: Any) -> Ranks:

@@ -49,8 +49,8 @@ class Shard:
         """The model with as many heads and inner channels as this rank has."""
         if self.count == 1:
             return self.whole
-        known = {layer: self._layer(layer) for layer in set(self.whole.layers)}
-        return replace(self.whole, layers=tuple(known[layer] for layer in self.whole.layers))
+        shares = {layer: self._layer(layer) for layer in set(self.whole.layers)}
+        return replace(self.whole, layers=tuple(shares[layer] for layer in self.whole.layers))
 
     def num_rows(self, name: str, num_rows: int) -> int:
         """Return how many of a tensor's rows this rank has."""
@@ -136,8 +136,8 @@ def _units(arch: ModelArch, name: str) -> Units | None:
 def _dense(ffn: Mlp | Experts) -> Iterator[tuple[str, Mlp]]:
     """Yield the dense networks beside experts."""
     if isinstance(ffn, Experts):
-        found = (("shared", ffn.shared), ("beside", ffn.beside))
-        yield from ((name, network) for name, network in found if network is not None)
+        networks = (("shared", ffn.shared), ("beside", ffn.beside))
+        yield from ((name, network) for name, network in networks if network is not None)
 
 
 def check(arch: ModelArch, count: int) -> None:

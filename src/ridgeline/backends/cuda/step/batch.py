@@ -112,39 +112,39 @@ class Tables:
 
     def rows_of(self, work: Sequence[Work]) -> list[int]:
         """Return the row of each item, with its tables written into it."""
-        found = [self._rows.get(item.seq_id, -1) for item in work]
-        if -1 in found:
-            self._give_rows(work, found)
+        rows = [self._rows.get(item.seq_id, -1) for item in work]
+        if -1 in rows:
+            self._give_rows(work, rows)
         self.fresh = []
-        for i, (item, row) in enumerate(zip(work, found, strict=True)):
+        for i, (item, row) in enumerate(zip(work, rows, strict=True)):
             if self._sampling[row] is not item.sampling:
                 self._sampling[row] = item.sampling
                 self.fresh.append((i, row))
-            known = self._tables[row]
-            if not known or known[0] is not item.table or known[1:] != item.others:
+            tables = self._tables[row]
+            if not tables or tables[0] is not item.table or tables[1:] != item.others:
                 self._write(row, (item.table, *item.others))
-        return found
+        return rows
 
     def _write(self, row: int, tables: tuple[tuple[int, ...], ...]) -> None:
         """Write the tables of a row; of those that have only grown, the end."""
-        known = self._tables[row] or ((),) * len(tables)
+        old = self._tables[row] or ((),) * len(tables)
         self._tables[row] = tables
         _, num_rows, width = self.array.shape
-        for group, (before, table) in enumerate(zip(known, tables, strict=True)):
+        for group, (before, table) in enumerate(zip(old, tables, strict=True)):
             first = len(before) if table[: len(before)] == before else 0
             if first < len(table):
                 self.array[group, row, first : len(table)] = table[first:]
                 begin = (group * num_rows + row) * width
                 self._changed.append(np.arange(begin + first, begin + len(table)))
 
-    def _give_rows(self, work: Sequence[Work], found: list[int]) -> None:
+    def _give_rows(self, work: Sequence[Work], rows: list[int]) -> None:
         """Give a row to each item that has none: those of sequences that are not in this step."""
-        taken = set(found)
+        taken = set(rows)
         free = (row for row in range(len(self._tables)) if row not in taken)
         owners = {row: seq_id for seq_id, row in self._rows.items()}
-        for i, row in enumerate(found):
+        for i, row in enumerate(rows):
             if row < 0:
-                row = found[i] = next(free)
+                row = rows[i] = next(free)
                 if row in owners:
                     del self._rows[owners[row]]
                 self._rows[work[i].seq_id] = row

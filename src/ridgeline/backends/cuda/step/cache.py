@@ -133,9 +133,9 @@ class States:
             self._current[list(slots)] ^= 1
 
     def _read(self, slots: Sequence[int]) -> list[int]:
-        found: list[int] = (2 * np.array(slots) + self._current[list(slots)]).tolist()
-        return found
+        places: list[int] = (2 * np.array(slots) + self._current[list(slots)]).tolist()
+        return places
 
     def _written(self, slots: Sequence[int]) -> list[int]:
-        found: list[int] = (2 * np.array(slots) + 1 - self._current[list(slots)]).tolist()
-        return found
+        places: list[int] = (2 * np.array(slots) + 1 - self._current[list(slots)]).tolist()
+        return places

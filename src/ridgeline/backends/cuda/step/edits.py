@@ -37,13 +37,13 @@ def changes(row: Row) -> bool:
 def edits(rows: Sequence[Row], vocabulary: int) -> Edits:
     """Return what changes in a row of logits for each of ``rows``."""
     masks = {mask: i for i, mask in enumerate(dict.fromkeys(row.mask for row in rows if row.mask))}
-    found = [_edits(row) for row in rows]
+    by_row = [_edits(row) for row in rows]
     return Edits(
         bits(list(masks), vocabulary),
         np.array([masks.get(row.mask, -1) for row in rows], np.int64),
-        np.repeat(np.arange(len(rows)), [len(ids) for ids, _ in found]),
-        np.concatenate([ids for ids, _ in found]),
-        np.concatenate([amounts for _, amounts in found]),
+        np.repeat(np.arange(len(rows)), [len(ids) for ids, _ in by_row]),
+        np.concatenate([ids for ids, _ in by_row]),
+        np.concatenate([amounts for _, amounts in by_row]),
     )
 
 

@@ -48,8 +48,8 @@ def _draw_adjusted(part: Part, what: str, vocabulary: int) -> None:
     given[0][:, ::3] = float("-inf")  # cannot be chosen
     given[0][1] = float("-inf")
     given[0][2, 7] = float("nan")
-    found = part.ops.draw(*given, is_adjusted=True)
-    part.equal(what, found, twins.draw(*given, is_adjusted=True))
+    actual = part.ops.draw(*given, is_adjusted=True)
+    part.equal(what, actual, twins.draw(*given, is_adjusted=True))
 
 
 def adjustments(part: Part) -> Iterator[Case]:
@@ -78,10 +78,10 @@ def _rank(part: Part, what: str, vocabulary: int) -> None:
     given[0][3, 5] = float("nan")
     tokens = torch.arange(8, dtype=torch.int32, device=part.device) * 11
     of_row = (given[0], given[1], tokens)
-    found, wanted = part.ops.rank(*of_row), twins.rank(*of_row)
+    actual, wanted = part.ops.rank(*of_row), twins.rank(*of_row)
     sound = wanted[-1] == 1  # of the others nothing is known
-    part.equal(what, [one[sound] for one in found], [one[sound] for one in wanted])
-    part.equal(f"{what}, finite", found[-1], wanted[-1])
+    part.equal(what, [one[sound] for one in actual], [one[sound] for one in wanted])
+    part.equal(f"{what}, finite", actual[-1], wanted[-1])
     call = partial(part.ops.rank, *of_row)
     _time(part, what, vocabulary, call)
 

@@ -42,9 +42,9 @@ def _norm(part: Part, what: str, kind: str, has_bias: bool) -> None:
         "heads": (x.reshape(rows, -1, 8), (None, None)),
     }
     for form, (given, (factor, added)) in forms.items():
-        found = part.ops.norm(given, factor, added, 1e-5, kind, part.dtype)
+        actual = part.ops.norm(given, factor, added, 1e-5, kind, part.dtype)
         wanted = twins.norm(given.double(), factor, added, 1e-5, kind, F64)
-        part.near(f"{what}, {form}", found, wanted)
+        part.near(f"{what}, {form}", actual, wanted)
 
 
 def sums(part: Part) -> Iterator[Case]:
@@ -64,9 +64,9 @@ def _sum(part: Part, what: str, kind: str | None, has_post: bool, has_bias: bool
     factor, added = (weight, some_bias) if kind else (None, None)
     how = 1e-5, kind or "rms"
     ours, exact = x.clone(), x.double()
-    found = part.ops.add_norm(ours, delta, 0.5, post, factor, added, *how, part.dtype)
+    actual = part.ops.add_norm(ours, delta, 0.5, post, factor, added, *how, part.dtype)
     wanted = twins.add_norm(exact, delta.double(), 0.5, post, factor, added, *how, F64)
-    part.near(what, found, wanted)
+    part.near(what, actual, wanted)
     part.near(f"{what}, residual", ours, exact, 1e-5)
 
 
@@ -80,8 +80,8 @@ def gates(part: Part) -> Iterator[Case]:
 
 def _gate(part: Part, what: str, activation: str, gated: bool) -> None:
     inner = part.normal(*((3, 2060) if part.is_tiny else (300, 28672)), scale=4.0)
-    found = part.ops.gate(inner, activation, gated, 0.7)
-    part.near(what, found, twins.gate(inner.double(), activation, gated, 0.7))
+    actual = part.ops.gate(inner, activation, gated, 0.7)
+    part.near(what, actual, twins.gate(inner.double(), activation, gated, 0.7))
 
 
 def copies(part: Part) -> Iterator[Case]:
@@ -122,14 +122,14 @@ def _through(part: Part, what: str, op: str, behind: tuple[bool, ...]) -> None:
     plan, tokens = states_plan(part, texts), sum(count for _, count, _ in texts)
     given, states = state_inputs(part, op, tokens + 2)
     ours, exact = states.clone(), states.double()
-    found = getattr(part.ops, op)(*given, ours, *behind, plan)
+    actual = getattr(part.ops, op)(*given, ours, *behind, plan)
     wanted = getattr(twins, op)(*(one.double() for one in given), exact, *behind, plan)
-    part.near(what, found, wanted, _ERROR)
+    part.near(what, actual, wanted, _ERROR)
     part.near(f"{what}, states", ours, exact, _ERROR)
     written = plan.cuts[:, 3].tolist()
     rest = [slot for slot in range(len(states)) if slot not in written]
     part.equal(f"{what}, other states", ours[rest], states[rest])
-    part.say(f"{what}, padding", ok=not bool(found[tokens:].any()))
+    part.say(f"{what}, padding", ok=not bool(actual[tokens:].any()))
 
 
 CASES = {

@@ -70,21 +70,21 @@ def _experts(part: Part, num_tokens: int, bits: int) -> None:
     bias, what = part.normal(*gate_up.shape[:2], dtype=F32), f"{experts_name(bits)} {num_tokens}"
     for matrix, first in ((gate_up, True), (down, False)):
         given = pack_experts(matrix, bits)
-        made = part.ops.grouped_product(x, given, bias if first else None, met, first)
+        actual = part.ops.grouped_product(x, given, bias if first else None, met, first)
         exact = given.wide().to(part.dtype).reshape(matrix.shape) if bits else matrix
         of_rows = (x.double(), exact.double(), bias if first else None)
         wanted = twins.grouped_product(*of_rows, met, first)
-        part.near(f"{what}, {'first' if first else 'second'}", made, wanted)
-        x = made
+        part.near(f"{what}, {'first' if first else 'second'}", actual, wanted)
+        x = actual
 
 
 def _heads(part: Part, num_tokens: int) -> None:
     heads, outputs, inputs = (6, 20, 12) if part.is_tiny else (128, 512, 128)
     x, weight = part.normal(num_tokens * heads, inputs), part.normal(heads, outputs, inputs)
     met = meet_heads(num_tokens, heads, part.device)
-    found = part.ops.grouped_product(x, weight, None, met, False)
+    actual = part.ops.grouped_product(x, weight, None, met, False)
     wanted = twins.grouped_product(x.double(), weight.double(), None, met, False)
-    part.near(f"matrices of heads {num_tokens}", found, wanted)
+    part.near(f"matrices of heads {num_tokens}", actual, wanted)
 
 
 def low_rank(part: Part) -> Iterator[Case]:

@@ -19,14 +19,14 @@ _LESS = 9, "k"
 
 def adaptable(arch: ModelArch) -> dict[str, tuple[int, int]]:
     """Return the shapes of a model's matrices that can be adapted, by canonical name."""
-    found: dict[str, tuple[int, int]] = {}
+    shapes: dict[str, tuple[int, int]] = {}
     for i, layer in enumerate(arch.layers):
         has_latent = layer.attention is None or layer.attention.latent is not None
         wanted = MATRICES[4 * has_latent : 4 if isinstance(layer.ffn, Experts) else None]
         for name, shape in layer.shapes(arch.hidden_size, norm_bias=False).items():
             if name in wanted:
-                found[f"layers.{i}.{name}"] = shape[0], shape[1]
-    return found
+                shapes[f"layers.{i}.{name}"] = shape[0], shape[1]
+    return shapes
 
 
 def random_adapter(shapes: dict[str, tuple[int, int]], rank: int, seed: int) -> AdapterWeights:
@@ -46,7 +46,7 @@ def adapters(part: Part) -> tuple[dict[int, LoadedAdapter], tuple[int, ...], int
     """Return adapters of "q", "k" and "v" by number, what these have of outputs, and of inputs."""
     (shape,) = models(part, "llama3-8b").values()
     sizes = tuple(heads * shape.head_dim for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
-    found = {}
+    by_number = {}
     for number, rank in RANKS.items():
         of_each = {
             f"layers.0.{name}": (size, shape.hidden)
@@ -54,8 +54,8 @@ def adapters(part: Part) -> tuple[dict[int, LoadedAdapter], tuple[int, ...], int
             if (number, name) != _LESS
         }
         weights = random_adapter(of_each, rank, number)
-        found[number] = load_adapter(weights, 1, part.dtype, part.device)
-    return found, sizes, shape.hidden
+        by_number[number] = load_adapter(weights, 1, part.dtype, part.device)
+    return by_number, sizes, shape.hidden
 
 
 def plan_of(part: Part, loaded: dict[int, LoadedAdapter], slots: Tensor) -> AdapterPlan:

@@ -115,13 +115,13 @@ def logits_of(random: np.random.Generator, rows: int, vocabulary: int) -> NDArra
 
 
 def asks_of(random: np.random.Generator, rows: int, vocabulary: int) -> list[LogitsRequest]:
-    """Return an ask for each row: draws with and without masks and ranks, and known tokens."""
-    found = []
+    """Return an ask for each row: draws with and without masks and ranks, and targets."""
+    asks = []
     for token in range(rows):
         if random.random() < 0.2:  # a prompt's token, or the likeliest that a mask allows
             mask = bits(random, vocabulary, 0.02) if random.random() < 0.5 else b""
-            known, top = int(random.integers(vocabulary)), int(random.choice([0, 3, vocabulary]))
-            found.append(LogitsRequest(token, (), known, top, mask))
+            target, top = int(random.integers(vocabulary)), int(random.choice([0, 3, vocabulary]))
+            asks.append(LogitsRequest(token, (), target, top, mask))
             continue
         params = SamplingParams(seed=1, **PARAMS[token % len(PARAMS)])
         texts = tuple(b"%d" % i for i in range(vocabulary)) if random.random() < 0.05 else ()
@@ -138,5 +138,5 @@ def asks_of(random: np.random.Generator, rows: int, vocabulary: int) -> list[Log
         seeds = [int(seed) for seed in random.integers(0, 1 << 63, int(random.integers(1, 4)))]
         answers = tuple(row._replace(seed=seed) for seed in seeds)
         top = random.choice([-1, 0, 4])
-        found.append(LogitsRequest(token, answers, -1, None if top < 0 else int(top)))
-    return found
+        asks.append(LogitsRequest(token, answers, -1, None if top < 0 else int(top)))
+    return asks

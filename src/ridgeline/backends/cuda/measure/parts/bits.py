@@ -54,8 +54,8 @@ def _attention(part: Part, name: str, heads: Heads, how: dict[str, Any]) -> None
     whole = texts(part, heads, [(0, 1300)], **how)
     wanted = part.ops.attend(*whole.given())
     for start, end in _CUTS:
-        found = part.ops.attend(*whole.piece(start, end).given())
-        is_same = torch.equal(found, wanted[start:end])
+        actual = part.ops.attend(*whole.piece(start, end).given())
+        is_same = torch.equal(actual, wanted[start:end])
         part.same_bits(f"{name}, tokens {start} to {end} alone", is_same)
 
 
@@ -82,8 +82,8 @@ def _packed(part: Part, name: str, size: tuple[int, int]) -> None:
 
 
 def _packed_rows(part: Part, packed: Any, x: Tensor) -> Tensor:
-    made: Tensor = part.ops.packed_product(x, packed, None)
-    return made
+    out: Tensor = part.ops.packed_product(x, packed, None)
+    return out
 
 
 def _matrix(part: Part, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ def _experts(part: Part, bits: int) -> None:
     chosen[met.order] = torch.searchsorted(met.offsets, of_pair, right=True) - 1
     chosen = chosen.reshape(len(x), -1)
 
-    def made(rows: Tensor) -> Tensor:  # each row has its token's number behind it
+    def products(rows: Tensor) -> Tensor:  # each row has its token's number behind it
         tokens = rows[:, -1].long()
         here = meet(chosen[tokens], len(met.offsets) - 1)
         inner = part.ops.grouped_product(x[tokens], gate_up, None, here, True)
@@ -113,20 +113,20 @@ def _experts(part: Part, bits: int) -> None:
         return out.reshape(len(rows), -1)
 
     numbers = torch.arange(len(x), device=part.device, dtype=torch.float64)[:, None]
-    _rows_alone(part, experts_name(bits), made, numbers)
+    _rows_alone(part, experts_name(bits), products, numbers)
 
 
 def _heads(part: Part) -> None:
     heads, outputs, inputs = (6, 20, 12) if part.is_tiny else (128, 512, 128)
     weight = part.normal(heads, outputs, inputs)
 
-    def made(rows: Tensor) -> Tensor:
+    def products(rows: Tensor) -> Tensor:
         met = meet_heads(len(rows), heads, part.device)
         given = rows.reshape(len(rows), heads, inputs).transpose(0, 1).reshape(-1, inputs)
         out: Tensor = part.ops.grouped_product(given, weight, None, met, False)
         return out.reshape(len(rows), -1)
 
-    _rows_alone(part, "matrices of heads", made, part.normal(max(_sizes(part)), heads * inputs))
+    _rows_alone(part, "matrices of heads", products, part.normal(max(_sizes(part)), heads * inputs))
 
 
 def _low_rank(part: Part) -> Iterator[Case]:
@@ -137,7 +137,7 @@ def _adapters(part: Part) -> None:
     loaded, sizes, inputs = adapters(part)
     x = part.normal(max(_sizes(part)), inputs)
 
-    def made(rows: Tensor) -> Tensor:  # each has its token's number, which chooses its adapter
+    def products(rows: Tensor) -> Tensor:  # each has its token's number, which chooses its adapter
         tokens = rows[:, 0].long()
         slots = (tokens + 1) % (len(loaded) + 1)
         out = x.new_zeros((len(rows), sum(sizes)))
@@ -146,7 +146,7 @@ def _adapters(part: Part) -> None:
         return out
 
     numbers = torch.arange(len(x), device=part.device, dtype=torch.float64)[:, None]
-    _rows_alone(part, "adapters", made, numbers)
+    _rows_alone(part, "adapters", products, numbers)
 
 
 def _rowwise(part: Part) -> Iterator[Case]:
@@ -164,20 +164,20 @@ def _rowwise(part: Part) -> Iterator[Case]:
 
 
 def _norm(part: Part, weight: Tensor, kind: str, x: Tensor) -> Tensor:
-    made: Tensor = part.ops.norm(x, weight, None, 1e-5, kind, part.dtype)
-    return made
+    out: Tensor = part.ops.norm(x, weight, None, 1e-5, kind, part.dtype)
+    return out
 
 
 def _add_norm(part: Part, weight: Tensor, kind: str, x: Tensor) -> Tensor:
     stream = x.float() * 2
     post = (weight, None)
-    made: Tensor = part.ops.add_norm(stream, x, 0.5, post, weight, None, 1e-5, kind, part.dtype)
-    return torch.cat([made.float(), stream], 1)
+    out: Tensor = part.ops.add_norm(stream, x, 0.5, post, weight, None, 1e-5, kind, part.dtype)
+    return torch.cat([out.float(), stream], 1)
 
 
 def _gate(part: Part, activation: str, x: Tensor) -> Tensor:
-    made: Tensor = part.ops.gate(x, activation, True, 0.7)
-    return made
+    out: Tensor = part.ops.gate(x, activation, True, 0.7)
+    return out
 
 
 def _of_rows(part: Part, what: str, call: Callable[[Tensor], Tensor], width: int) -> None:
@@ -193,7 +193,7 @@ def _rope(part: Part, what: str, qk_norm: int) -> None:
     H, K, D = (4, 2, 12) if part.is_tiny else (32, 8, 128)
     given = heads_inputs(part, HeadSpec(H=H, K=K, D=D, half=D // 2, scale=1.0, qk_norm=qk_norm))
 
-    def made(rows: Tensor) -> Tensor:
+    def queries(rows: Tensor) -> Tensor:
         count = len(rows)
         blocks = given["cache"].new_zeros((1, *given["cache"].shape[1:]))
         zeros = torch.zeros(count, dtype=torch.int32, device=part.device)
@@ -202,7 +202,7 @@ def _rope(part: Part, what: str, qk_norm: int) -> None:
         out: Tensor = part.ops.rope_and_cache(**given | own)
         return out.flatten(1)
 
-    _rows_alone(part, what, made, part.normal(max(_sizes(part)), (H + 2 * K) * D))
+    _rows_alone(part, what, queries, part.normal(max(_sizes(part)), (H + 2 * K) * D))
 
 
 def _recurrences(part: Part) -> Iterator[Case]:
@@ -220,17 +220,17 @@ def _recurrence(part: Part, op: str, behind: tuple[bool, ...]) -> None:
     plan = states_plan(part, ((9, count, 2), (0, 5, 0)))
     wanted = getattr(part.ops, op)(*rows, *weights, together, *behind, plan)[:count]
     for pieces in ((39, 1), (1,) * 5 + (35,), (7, 33)):
-        alone, made, first = states.clone(), list[Tensor](), 0
+        alone, outputs, first = states.clone(), list[Tensor](), 0
         for number, size in enumerate(pieces):
             if number:  # the state that the piece before wrote
                 alone[4] = alone[5]
             here = states_plan(part, ((9, size, 2),))
             taken = [one[first : first + size] for one in rows]
             taken = [torch.cat([one, one.new_zeros((2, *one.shape[1:]))]) for one in taken]
-            found = getattr(part.ops, op)(*taken, *weights, alone, *behind, here)
-            made.append(found[:size])
+            out = getattr(part.ops, op)(*taken, *weights, alone, *behind, here)
+            outputs.append(out[:size])
             first += size
-        is_same = torch.equal(torch.cat(made), wanted) and torch.equal(alone[5], together[5])
+        is_same = torch.equal(torch.cat(outputs), wanted) and torch.equal(alone[5], together[5])
         part.same_bits(f"{op} of a text in {len(pieces)} pieces", is_same, pieces=pieces)
 
 

@@ -241,6 +241,6 @@ def _engine(model: _LoadedModel) -> Engine:
 
 
 def _memory(part: Part, model: _LoadedModel) -> None:
-    held = model.runner.memory()
-    lines = {line: round(one.num_bytes / 1e9, 3) for line, one in held.items()}
+    uses = model.runner.memory()
+    lines = {line: round(one.num_bytes / 1e9, 3) for line, one in uses.items()}
     part.say(f"{model.name} memory", gb=sum(lines.values()), lines=lines)

@@ -22,11 +22,11 @@ def measure(part: Part) -> None:
         part.say("skipped", why="transformers is not installed")
         return
     transformers: Any = importlib.import_module("transformers")
-    found: list[Any] = []
-    part.run([("model", lambda: found.append(_model(part, transformers)))], are_ours=False)
+    models: list[Any] = []
+    part.run([("model", lambda: models.append(_model(part, transformers)))], are_ours=False)
     kernels = ("sdpa",) if part.is_tiny else ("sdpa", "flash_attention_2")
-    if found:
-        run = partial(_workload, part, transformers, found[0])
+    if models:
+        run = partial(_workload, part, transformers, models[0])
         cases = [(f"transformers {kernel}", partial(run, kernel)) for kernel in kernels]
         part.run(cases, need_s=8, are_ours=False)
 

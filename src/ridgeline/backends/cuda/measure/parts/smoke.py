@@ -129,7 +129,7 @@ def _tokens(part: Part, model: _Model) -> None:
     """Run a workload eagerly, with graphs, and with graphs and ahead: the same tokens."""
     runner, wanted = model.ours, None
     shapes = adaptable(runner.arch)
-    kept = [runner.add_adapter(i, random_adapter(shapes, _RANK - i, seed=i)) for i in _ADAPTED]
+    adapters = [runner.add_adapter(i, random_adapter(shapes, _RANK - i, seed=i)) for i in _ADAPTED]
     for pads, ahead in ((False, False), (True, False), (True, runner.looks_ahead)):
         runner.graphs.pads, runner.runs_ahead = pads, ahead
         before = runner.num_ahead
@@ -140,7 +140,7 @@ def _tokens(part: Part, model: _Model) -> None:
         ok = ok and (num_ahead > 0) == ahead
         what = f"{model.name} tokens, graphs {pads}, ahead {ahead}"
         part.say(what, ok=ok, num_ahead=num_ahead)
-    own_bytes = sum(one.num_bytes for one in kept)
+    own_bytes = sum(one.num_bytes for one in adapters)
     part.say(f"{model.name} adapters", ok=runner.memory()["adapters"].num_bytes == own_bytes)
 
 
@@ -161,22 +161,22 @@ def _answers(runner: CudaRunner) -> list[tuple[Any, ...]]:
         adapter = Adapter(i, bytes([i])) if i in _ADAPTED else NO_ADAPTER
         params = SamplingParams(seed=i, max_tokens=6 if i > 2 else 30, ignore_eos=True, **own)
         engine.add(prompt, params, adapter=adapter)
-    found = []
+    events = []
     while engine.has_work():
-        found += [(event.seq_id, event.token, event.error) for event in engine.step()]
-    return sorted(found, key=lambda one: one[0])
+        events += [(event.seq_id, event.token, event.error) for event in engine.step()]
+    return sorted(events, key=lambda one: one[0])
 
 
 def _memory(part: Part, model: _Model) -> None:
     """Compare the ledger with what the device says; a CPU has tensors alone to be compared with."""
-    held, what = model.ours.memory(), f"{model.name} memory"
+    uses, what = model.ours.memory(), f"{model.name} memory"
     if part.is_tiny:
-        part.say(what, bytes=sum(one.num_bytes for one in held.values()), ok=bool(held))
+        part.say(what, bytes=sum(one.num_bytes for one in uses.values()), ok=bool(uses))
         return
-    named = sum(one.num_bytes for one in held.values() if one.device)
+    named = sum(one.num_bytes for one in uses.values() if one.device)
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     used = total_bytes - free_bytes
     left = devices.budget_bytes()
     ok = abs(named - used) <= _MEMORY_ERROR * used
-    lines = {name: one.num_bytes for name, one in held.items() if one.device}
+    lines = {name: one.num_bytes for name, one in uses.items() if one.device}
     part.say(what, named_bytes=named, used_bytes=used, left_bytes=left, lines=lines, ok=ok)

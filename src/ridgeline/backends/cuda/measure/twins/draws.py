@@ -122,12 +122,12 @@ def rank(
         and 1 if all logits are finite, else 0, int32. Where they are not, the other values mean
         nothing.
     """
-    found = []
+    facts = []
     for row, token in zip(logits[row_of].numpy(force=True), tokens.tolist(), strict=True):
         ahead = int((row > row[token]).sum() + (row[: max(token, 0)] == row[token]).sum())
         total = int(rule.weigh(row, rule.LOG2_E).sum())
-        found.append((row[token], ahead, row.max(), total, int(np.isfinite(row).all())))
-    columns = zip(*found, strict=True) if found else [()] * 5
+        facts.append((row[token], ahead, row.max(), total, int(np.isfinite(row).all())))
+    columns = zip(*facts, strict=True) if facts else [()] * 5
     dtypes = (torch.float32, torch.int64, torch.float32, torch.int64, torch.int32)
     value, ahead_of, top, total_of, finite = (
         torch.tensor(column, dtype=dtype, device=logits.device)

@@ -247,8 +247,8 @@ def attend(
         )
         positions = torch.arange(start, start + count, device=q.device)
         one = q[token : token + count]
-        made = _attended(_wide(one), k, v, positions[:, None] - keys, slopes, sinks, spec)
-        out[token : token + count] = made.to(q.dtype)
+        output = _attended(_wide(one), k, v, positions[:, None] - keys, slopes, sinks, spec)
+        out[token : token + count] = output.to(q.dtype)
     return out
 
 
@@ -323,11 +323,11 @@ def grouped_product(
     for expert, (low, high) in enumerate(pairwise(bounds)):
         pairs = met.order[low:high]
         rows = x[pairs // met.per_token] if first else x[low:high]
-        made = product(rows, weight[expert], None if bias is None else bias[expert])
+        products = product(rows, weight[expert], None if bias is None else bias[expert])
         if first:
-            out[low:high] = made
+            out[low:high] = products
         else:
-            out[pairs] = made
+            out[pairs] = products
     return out
 
 

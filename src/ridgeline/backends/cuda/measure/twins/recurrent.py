@@ -28,10 +28,10 @@ def convolve(
     kernel = weight.shape[1]
 
     def go(first: int, end: int, window: Tensor) -> tuple[Tensor, Tensor]:
-        seen = torch.cat([window, rows[first:end]])
-        made = sum(seen[i : i + end - first] * weight[:, i].float() for i in range(kernel))
-        assert isinstance(made, Tensor)
-        return made if bias is None else made + bias, seen[len(seen) - kernel + 1 :]
+        inputs = torch.cat([window, rows[first:end]])
+        sums = sum(inputs[i : i + end - first] * weight[:, i].float() for i in range(kernel))
+        assert isinstance(sums, Tensor)
+        return sums if bias is None else sums + bias, inputs[len(inputs) - kernel + 1 :]
 
     return _through(torch.zeros_like(rows), windows, plan, go)
 
@@ -41,7 +41,7 @@ def scan(
     b: Tensor,
     c: Tensor,
     pace: Tensor,
-    kept: Tensor,
+    decay: Tensor,
     skip: Tensor,
     memory: Tensor,
     plan: Any,
@@ -53,7 +53,7 @@ def scan(
         b: ``[T, G, N]``, of groups of heads.
         c: the same.
         pace: ``[T, H]``, what x is multiplied by.
-        kept: ``[T, H]``, what memories are multiplied by.
+        decay: ``[T, H]``, what memories are multiplied by.
         skip: ``[H]``, what x is multiplied by beside memories.
         memory: ``[slots, H, P, N]``; it is changed.
         plan: of the step.
@@ -61,12 +61,12 @@ def scan(
     b, c = (part.repeat_interleave(x.shape[1] // part.shape[1], 1) for part in (b, c))
 
     def go(first: int, end: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        made = []
+        outputs = []
         for t in range(first, end):
             taken = (x[t] * pace[t, :, None])[:, :, None] * b[t, :, None]
-            state = state * kept[t, :, None, None] + taken
-            made.append((state * c[t, :, None]).sum(2) + x[t] * skip[:, None])
-        return torch.stack(made), state
+            state = state * decay[t, :, None, None] + taken
+            outputs.append((state * c[t, :, None]).sum(2) + x[t] * skip[:, None])
+        return torch.stack(outputs), state
 
     return _through(torch.zeros_like(x), memory, plan, go)
 
@@ -76,7 +76,7 @@ def remember(
     k: Tensor,
     v: Tensor,
     strength: Tensor,
-    kept: Tensor,
+    decay: Tensor,
     memory: Tensor,
     by_turns: bool,
     plan: Any,
@@ -88,7 +88,7 @@ def remember(
         k: the same.
         v: ``[T, H, V]``.
         strength: ``[T, H]``, of a correction.
-        kept: ``[T, H]``, what memories are multiplied by.
+        decay: ``[T, H]``, what memories are multiplied by.
         memory: ``[slots, H, K, V]``; it is changed.
         by_turns: key heads serve value heads by turns; else each serves those of a run.
         plan: of the step.
@@ -99,13 +99,13 @@ def remember(
     q, k = q[:, served], k[:, served]
 
     def go(first: int, end: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        made = []
+        outputs = []
         for t in range(first, end):
-            state = state * kept[t, :, None, None]
+            state = state * decay[t, :, None, None]
             error = v[t] - (state * k[t, :, :, None]).sum(1)
             state = state + k[t, :, :, None] * (error * strength[t, :, None])[:, None]
-            made.append((state * q[t, :, :, None]).sum(1))
-        return torch.stack(made), state
+            outputs.append((state * q[t, :, :, None]).sum(1))
+        return torch.stack(outputs), state
 
     return _through(torch.zeros_like(v), memory, plan, go)
 
