@@ -132,7 +132,7 @@ def test_nothing_is_started_once_all_are_told_to_stop() -> None:
     team.stop()
     command = [sys.executable, "-c", _PART, "{}"]
     ended = _work(team, "smoke", command, time.monotonic() + 600, os.environ, found.append, 60, 0)
-    assert (ended.code, ended.known, found) == (None, [], [])
+    assert (ended.code, ended.cases, found) == (None, [], [])
 
 
 def python(*lines: str) -> list[str]:

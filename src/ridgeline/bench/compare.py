@@ -73,11 +73,11 @@ def compare_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def unique_labels(results: Sequence[Result]) -> list[str]:
     """Return the labels, numbered where two are the same."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     labels = []
     for result in results:
-        seen[result.label] = seen.get(result.label, 0) + 1
-        suffix = f" ({seen[result.label]})" if seen[result.label] > 1 else ""
+        counts[result.label] = counts.get(result.label, 0) + 1
+        suffix = f" ({counts[result.label]})" if counts[result.label] > 1 else ""
         labels.append(result.label + suffix)
     return labels
 

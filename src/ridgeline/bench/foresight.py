@@ -119,11 +119,11 @@ def foresight(
     errors, sums = compare_all(cases, predicted, runs)
     names = [load.name for load in LOADS]
     utilisations = [c.utilisation(p) for c, p in zip(cases, predicted, strict=True)]
-    found = verdicts(errors, sums)
+    by_quantity = verdicts(errors, sums)
     for table in (
         table_of_runs(names, errors),
         table_of_sums(names, sums),
-        table_of_loads(names, utilisations, found),
+        table_of_loads(names, utilisations, by_quantity),
     ):
         print("\n" + "\n".join(table))
     measured = [[one.summary for one in pair] for pair in runs]
@@ -136,7 +136,7 @@ def foresight(
         "errors": errors, "sums": sums,
         "verdicts": {
             name: [v and v._asdict() | {"is_met": v.is_met} for v in column]
-            for name, column in found.items()
+            for name, column in by_quantity.items()
         },
         "speeds": [[round(one.speed, 3) for one in pair if one.steps] for pair in runs],
         "predicted": predicted, "measured": measured,
@@ -181,7 +181,7 @@ def make_case(
     lengths = [(min(prompt, room * 3 // 4), min(new, room // 4 - 1)) for prompt, new in pairs]
     case = SimulatedRun(
         warmups=(),
-        load=_asked(llm, lengths, [0.0] * len(lengths), Random(f"{seed} prompts")),
+        load=_requests(llm, lengths, [0.0] * len(lengths), Random(f"{seed} prompts")),
         refused={},
         concurrency=load.clients,
         settings=llm.config.settings(llm.engine.eos_ids),
@@ -195,14 +195,14 @@ def make_case(
     if load.share is not None:
         arrivals = gamma_arrivals(num, rate_per_s, load.burstiness, Random(f"{seed} arrivals"))
     timed = zip(case.load, arrivals, strict=False)
-    return replace(case, load=tuple(replace(asked, arrival_s=at_s) for asked, at_s in timed))
+    return replace(case, load=tuple(replace(request, arrival_s=at_s) for request, at_s in timed))
 
 
 def fresh(llm: LLM, case: SimulatedRun, turn: int) -> SimulatedRun:
     """Return a case with other prompts of the same lengths, which no cache has seen."""
     dice, vocab = Random(f"{turn} fresh"), range(llm.arch.vocab_size)
-    asked = (replace(a, prompt=tuple(dice.choices(vocab, k=len(a.prompt)))) for a in case.load)
-    return replace(case, load=tuple(asked))
+    requests = (replace(a, prompt=tuple(dice.choices(vocab, k=len(a.prompt)))) for a in case.load)
+    return replace(case, load=tuple(requests))
 
 
 def run(llm: LLM, case: SimulatedRun, calibration: Calibration) -> Run:
@@ -221,8 +221,8 @@ def run(llm: LLM, case: SimulatedRun, calibration: Calibration) -> Run:
             plain_s = calibration.times.seconds(sample.features)
             steps.append(StepErrors(sample.seconds, plain_s, factor * plain_s))
 
-    def new_text(asked: SimRequest) -> Callable[[], Text]:
-        return partial(llm.text.new_text, asked.prompt, asked.sampling())
+    def new_text(request: SimRequest) -> Callable[[], Text]:
+        return partial(llm.text.new_text, request.prompt, request.sampling())
 
     llm.engine.listeners.append(take)
     replica = Replica(llm.engine, new_text=new_text)
@@ -246,8 +246,8 @@ def run_on(base_url: str, case: SimulatedRun) -> Run:
         ignore_eos=True, extra_body='{"temperature": null}',
     )  # fmt: skip
     planned = [
-        Planned(i, asked.prompt, asked.num_new[0], asked.arrival_s)
-        for i, asked in enumerate(case.load)
+        Planned(i, request.prompt, request.num_new[0], request.arrival_s)
+        for i, request in enumerate(case.load)
     ]
     warmup = replace(planned[0], index=-1, prompt=planned[0].prompt[::-1])
     outcomes, _ = asyncio.run(
@@ -260,7 +260,7 @@ def _wait(at_s: float) -> None:
     time.sleep(max(0.0, at_s - time.monotonic()))
 
 
-def _asked(
+def _requests(
     llm: LLM, lengths: Sequence[tuple[int, int]], arrivals: Sequence[float], dice: Random
 ) -> tuple[SimRequest, ...]:
     vocab = range(llm.arch.vocab_size)
@@ -315,8 +315,8 @@ def foresight_svg(title: str, figures: Mapping[str, Sequence[Pair]], unit: str) 
 
     Raises ValueError if there is nothing to draw.
     """
-    known = {name: [p for p in pairs if min(p) > 0] for name, pairs in figures.items()}
-    pairs = [pair for of_name in known.values() for pair in of_name]
+    positive = {name: [p for p in pairs if min(p) > 0] for name, pairs in figures.items()}
+    pairs = [pair for of_name in positive.values() for pair in of_name]
     if not pairs:
         raise ValueError("there is nothing to draw: no load was both predicted and measured")
     measured = [actual for _, actual in pairs]
@@ -326,9 +326,9 @@ def foresight_svg(title: str, figures: Mapping[str, Sequence[Pair]], unit: str) 
     chart = svg.Chart(across, up)
     chart.shade(f"{_BAND:g} % to either side", up=(-_BAND, _BAND))
     chart.curve([(across.low, 0.0), (across.high, 0.0)], svg.FAINT, 1)
-    colours = dict(zip(known, svg.COLOURS, strict=False))
+    colours = dict(zip(positive, svg.COLOURS, strict=False))
     for name, colour in colours.items():
-        for pair in known[name]:
+        for pair in positive[name]:
             predicted, actual = pair
             said = f"{name}: {predicted:,.4g} predicted, {actual:,.4g} measured"
             chart.dot(actual, _error(pair), colour, said)
@@ -421,7 +421,7 @@ def sum_errors(steps: Sequence[StepErrors], speed: float, other_speed: float) ->
             for of_kind, sum_s in zip(errors.values(), sums, strict=True):
                 of_kind.append(100 * abs(sum_s / actual_s - 1))
             actual_s = predicted_s = followed_s = 0.0
-    return {kind: round(fmean(found), 2) for kind, found in errors.items() if found}
+    return {kind: round(fmean(values), 2) for kind, values in errors.items() if values}
 
 
 def verdicts(
@@ -435,21 +435,21 @@ def verdicts(
         errors: by kind, then two of each load: its runs.
         sums: errors of sums by their kinds, two of each load; some may be empty.
     """
-    found: dict[str, list[ErrorVerdict | None]] = {}
+    by_quantity: dict[str, list[ErrorVerdict | None]] = {}
     for name, bar in BARS.items():
         both = zip(errors["foreseen"], errors["once more"], strict=True)
         sides = [(run.get(name), other.get(name)) for run, other in both]
         if name == SUMS:
             sides = [(run.get("followed"), run.get("once more")) for run in sums]
         of_loads = [_verdict(sides[i : i + 2], bar) for i in range(0, len(sides), 2)]
-        known = [one for one in of_loads if one]
+        present = [one for one in of_loads if one]
         middle = None
-        if known:
+        if present:
             middle = ErrorVerdict(
-                median(o.error for o in known), median(o.repeat for o in known), bar
+                median(o.error for o in present), median(o.repeat for o in present), bar
             )
-        found[name] = [*of_loads, middle]
-    return found
+        by_quantity[name] = [*of_loads, middle]
+    return by_quantity
 
 
 def _verdict(runs: Sequence[tuple[float | None, float | None]], bar: float) -> ErrorVerdict | None:
@@ -486,28 +486,28 @@ def table_of_runs(names: Sequence[str], errors: Mapping[str, Sequence[Errors]]) 
 def table_of_loads(
     names: Sequence[str],
     utilisations: Sequence[float | None],
-    found: Mapping[str, Sequence[ErrorVerdict | None]],
+    by_quantity: Mapping[str, Sequence[ErrorVerdict | None]],
 ) -> Iterator[str]:
     """Yield a line for each load and for their median, in markdown, and then the verdicts.
 
     Args:
         names: of the loads.
         utilisations: each load as a share of what could be served.
-        found: what ``verdicts`` returned.
+        by_quantity: what ``verdicts`` returned.
     """
     shares = [figure(one, ".0%") for one in utilisations]
     rows = [
-        (name, share, *(_cell(column[i]) for column in found.values()))
+        (name, share, *(_cell(column[i]) for column in by_quantity.values()))
         for i, (name, share) in enumerate(zip([*names, "**median**"], [*shares, ""], strict=True))
     ]
-    heads = ("error (of a repetition), %", "of what can be served", *found)
+    heads = ("error (of a repetition), %", "of what can be served", *by_quantity)
     yield from Table(heads, rows).markdown()
     yield ""
     yield f"!: more than its bar, and than {REPEATS:g} times a repetition's error."
     crowded = [n for n, u in zip(names, utilisations, strict=True) if u is not None and u > CROWDED]
     if crowded:
         yield f"Nobody can foresee waiting above {CROWDED:.0%}, as in: {', '.join(crowded)}."
-    for name, column in found.items():
+    for name, column in by_quantity.items():
         if middle := column[-1]:
             yield f"{name}: median {middle}"
 

@@ -53,13 +53,13 @@ class ProcessEnd(NamedTuple):
     Attributes:
         code: its status; None if it was ended.
         tail: the last lines of what was no finding.
-        known: cases that ended.
+        cases: cases that ended.
         lost: the case that it did not end, nor say why; "" for none.
     """
 
     code: int | None
     tail: list[str]
-    known: list[str]
+    cases: list[str]
     lost: str = ""
 
 
@@ -153,20 +153,20 @@ def _work(
     worker: int,
 ) -> ProcessEnd:
     """Run a worker's process, and new ones behind each case in which one is lost."""
-    known: list[str] = []
+    cases: list[str] = []
     while True:
         left_s = end_s - time.monotonic()
         given = ["--worker", f"{worker}", "--seconds", f"{left_s - _REPORT_S:.1f}"]
-        process = team.start([*command, *given, "--skip", json.dumps(known)], env)
+        process = team.start([*command, *given, "--skip", json.dumps(cases)], env)
         if process is None:
-            return ProcessEnd(None, [], known)
+            return ProcessEnd(None, [], cases)
         ended = process.follow(end_s, silent_s, take)
-        known += ended.known
+        cases += ended.cases
         if ended.lost:
-            known.append(ended.lost)
+            cases.append(ended.lost)
             why = _why(ended, is_late=end_s <= time.monotonic())
             take({"part": part, "what": ended.lost, "failed": why, "ok": False})
-        goes_on = ended.lost or (ended.known and ended.code == LOST)
+        goes_on = ended.lost or (ended.cases and ended.code == LOST)
         if not goes_on or end_s - time.monotonic() < _LEAST_S:
             return ended
 
@@ -196,7 +196,7 @@ class _Process:
         self._reader = threading.Thread(target=_read, args=(self._child, self._lines), daemon=True)
         self._reader.start()
         self._under_way: list[str] = []  # cases, of which each may be part of the one before
-        self._known: list[str] = []
+        self._cases: list[str] = []
         self._tail: list[str] = []
 
     def follow(self, end_s: float, silent_s: float, take: Callable[[Finding], None]) -> ProcessEnd:
@@ -211,7 +211,7 @@ class _Process:
             self.kill()
             self._reader.join(_REPORT_S)
         lost = self._under_way[-1] if self._under_way and code not in (0, LOST) else ""
-        return ProcessEnd(code, self._tail, self._known, lost)
+        return ProcessEnd(code, self._tail, self._cases, lost)
 
     def kill(self) -> None:
         """Kill it, and all that it started."""
@@ -222,17 +222,17 @@ class _Process:
         return max(0.0, min(left_s, silent_s) if self._under_way else left_s)
 
     def _note(self, line: str, take: Callable[[Finding], None]) -> None:
-        found = _object(line)
-        if found is None:
+        message = _object(line)
+        if message is None:
             if line.strip():
                 self._tail = [*self._tail[1 - _TAIL :], line.rstrip()]
-        elif "begins" in found:
-            self._under_way.append(found["begins"])
-        elif "ends" in found:
-            self._under_way.remove(found["ends"])
-            self._known.append(found["ends"])
+        elif "begins" in message:
+            self._under_way.append(message["begins"])
+        elif "ends" in message:
+            self._under_way.remove(message["ends"])
+            self._cases.append(message["ends"])
         else:
-            take(found)
+            take(message)
 
 
 def _read(child: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
@@ -246,11 +246,11 @@ def _read(child: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) ->
 def _object(line: str) -> Finding | None:
     """Return a line of JSON that is a part's; None of what libraries print."""
     try:
-        found = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return None
-    known = isinstance(found, dict) and "part" in found
-    return found if known and found.keys() & {"what", "begins", "ends"} else None
+    is_of_part = isinstance(message, dict) and "part" in message
+    return message if is_of_part and message.keys() & {"what", "begins", "ends"} else None
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
@@ -327,8 +327,8 @@ def _correct(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _bits(findings: Sequence[Finding]) -> Iterator[str]:
-    told = [one for one in findings if one["part"] == "bits" and "same_bits" in one]
-    ours = [one for one in told if "ok" in one]
+    comparisons = [one for one in findings if one["part"] == "bits" and "same_bits" in one]
+    ours = [one for one in comparisons if "ok" in one]
     differ = [one["what"] for one in ours if not one["same_bits"]]
     if differ:
         yield (
@@ -336,7 +336,7 @@ def _bits(findings: Sequence[Finding]) -> Iterator[str]:
             f"there, or the promise is void on this card: {_few(differ)}"
         )
     elif ours:
-        of_torch = [one["same_bits"] for one in told if "ok" not in one]
+        of_torch = [one["same_bits"] for one in comparisons if "ok" not in one]
         yield (
             f"same bits? yes, in all {len(ours)}: tiles may differ by the number of rows; torch's "
             f"product keeps them in {sum(of_torch)} of {len(of_torch)}"
@@ -456,14 +456,14 @@ def table(findings: Sequence[Finding], device: Device | None, *, decides: bool =
         *(f"=> {line}" for line in decisions(findings, device) if decides),
         *_wrong(findings),
     ]
-    kept: list[str] = []
+    tail: list[str] = []
     room = MOST_CHARACTERS
     for line in reversed(lines):
         room -= len(line) + 1
         if room < 0:
             break
-        kept.insert(0, line)
-    return "\n".join(kept)
+        tail.insert(0, line)
+    return "\n".join(tail)
 
 
 def _numbers(findings: Sequence[Finding], device: Device | None) -> Iterator[str]:
@@ -524,10 +524,10 @@ def _wrong(findings: Sequence[Finding]) -> Iterator[str]:
 
 def _reason(finding: Finding) -> str:
     if finding["what"] != "end":
-        known = (
+        figures = (
             f"{name} {finding[name]}" for name in ("failed", "error", "bad") if name in finding
         )
-        return f"{finding['what']} {', '.join(known)}"
+        return f"{finding['what']} {', '.join(figures)}"
     last = (finding["tail"] or [""])[-1]
     if finding["code"] is None:
         return f"ended at its deadline after {finding['seconds']:.0f} s {last}"

@@ -165,10 +165,10 @@ def bench_images(images: Images, load: Workload) -> bool:
     return bool(summary["num_successful"])
 
 
-def make_reader(asked: Images) -> Reader:
+def make_reader(options: Images) -> Reader:
     """Return what reads an answer, and raises Failed unless its images are what was asked for."""
-    num = asked.n
-    width, height = map(int, asked.size.split("x"))
+    num = options.n
+    width, height = map(int, options.size.split("x"))
 
     async def read(
         http: httpx2.AsyncClient, response: httpx2.Response, outcome: Outcome, start_s: float
@@ -382,44 +382,44 @@ def plan_slices(measured: Sequence[Slice]) -> list[dict[str, Any]]:
         ValueError: if a run is of a card that is cut into another number of parts.
     """
     whole = measured[0].whole
-    known: dict[int, Slice] = {}
+    by_part: dict[int, Slice] = {}
     for run in measured:
         if run.part != run.whole and run.whole != whole:
             raise ValueError(
                 f"one run was on {run.part}/{run.whole} of a card, another on "
                 f"{measured[0].part}/{whole}: a plan is for one kind of card"
             )
-        known.setdefault(whole if run.part == run.whole else run.part, run)
-    parts = sorted({*known, whole, *(_MIG if whole == 7 else ())})
-    rates = {part: _per_s(part, known) for part in parts}
+        by_part.setdefault(whole if run.part == run.whole else run.part, run)
+    parts = sorted({*by_part, whole, *(_MIG if whole == 7 else ())})
+    rates = {part: _per_s(part, by_part) for part in parts}
     return [
         {
             "slice": f"{part}/{whole}",
             "per_card": whole // part,
             "images_per_s_of_each": round(rates[part], 4),
             "images_per_s_of_card": round(whole // part * rates[part], 4),
-            "seconds_per_image": round(_seconds(part, known), 3),
+            "seconds_per_image": round(_seconds(part, by_part), 3),
             "ratio_to_whole_card": round(whole // part * rates[part] / rates[whole], 3),
             "source": "measured"
-            if part in known
-            else f"assumed from {_nearest(part, known)}/{whole}",
+            if part in by_part
+            else f"assumed from {_nearest(part, by_part)}/{whole}",
         }
         for part in parts
     ]
 
 
-def _nearest(part: int, known: dict[int, Slice]) -> int:
-    return min(known, key=lambda one: (abs(one - part), one))
+def _nearest(part: int, by_part: dict[int, Slice]) -> int:
+    return min(by_part, key=lambda one: (abs(one - part), one))
 
 
-def _per_s(part: int, known: dict[int, Slice]) -> float:
-    near = _nearest(part, known)
-    return known[near].images_per_s * part / near
+def _per_s(part: int, by_part: dict[int, Slice]) -> float:
+    near = _nearest(part, by_part)
+    return by_part[near].images_per_s * part / near
 
 
-def _seconds(part: int, known: dict[int, Slice]) -> float:
-    near = _nearest(part, known)
-    return known[near].seconds_per_image * near / part
+def _seconds(part: int, by_part: dict[int, Slice]) -> float:
+    near = _nearest(part, by_part)
+    return by_part[near].seconds_per_image * near / part
 
 
 def slices_table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -365,9 +365,9 @@ def _print_profile(phases: Sequence[Phase], roof: Roof) -> None:
                 cells += [f"{facts[0]:,.1f}", f"{facts[1]:,.0f}", f"{facts[2]:.0%}"]
             rows.append((f"  {kind}", *cells))
         if phase.num_draft_tokens:
-            kept = phase.num_accepted_tokens / phase.num_draft_tokens
+            ratio = phase.num_accepted_tokens / phase.num_draft_tokens
             share = phase.num_draft_tokens / phase.num_tokens
-            rows.append(("  rows that were guesses", "", f"{share:.1%}", "", f"{kept:.0%} kept"))
+            rows.append(("  rows that were guesses", "", f"{share:.1%}", "", f"{ratio:.0%} kept"))
     rates = roof.all_threads
     out = console(100, markup=True)
     out.print(drawn(Table(heads, rows)))

@@ -39,7 +39,7 @@ def result_of(records: list[Record], edge: ClientOverhead) -> dict[str, Any]:
     """What clients beyond this edge measure."""
     arrivals = {r.name: r.arrival_s for r in records if isinstance(r, RequestRecord)}
     outcomes = outcomes_of(records, 0.0, arrivals)
-    return summarise([edge.seen(one) for one in outcomes], {})
+    return summarise([edge.add_to(one) for one in outcomes], {})
 
 
 @pytest.fixture
@@ -131,4 +131,4 @@ def test_a_simulation_adds_it_to_what_clients_see(
 
 
 def test_an_outcome_without_tokens_is_later_by_the_constant() -> None:
-    assert TRUE.seen(Outcome(0, 0.0, 0.0, 1.0)).end_s == 1.004
+    assert TRUE.add_to(Outcome(0, 0.0, 0.0, 1.0)).end_s == 1.004

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.simulate.main import PreparedRun, Scenario, Simulator
-from ridgeline.bench.simulate.predicted import SimulatedRun, asked_of_plan
+from ridgeline.bench.simulate.predicted import SimulatedRun, sim_requests
 from ridgeline.cli.main import app
 from ridgeline.engine.calibration import calibration_path, roofline_calibration, save_calibration
 from ridgeline.engine.setup.options import Options
@@ -197,7 +197,7 @@ def test_the_share_of_what_can_be_served_grows_with_the_load(model: Path) -> Non
 
 def test_what_a_server_would_refuse_fails_and_stops_nobody_else() -> None:
     planned = [Planned(i, "", 8, float(i)) for i in range(3)]
-    warmups, load, refused = asked_of_plan(planned, [(1,) * 4, (1,) * 64, (1,) * 60], 64)
+    warmups, load, refused = sim_requests(planned, [(1,) * 4, (1,) * 64, (1,) * 60], 64)
     assert (len(warmups), [asked.name for asked in load]) == (0, ["0", "2"])
     assert load[1].num_new == (4,)
     assert list(refused) == [1]

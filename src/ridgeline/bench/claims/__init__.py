@@ -15,7 +15,7 @@ from typing import Any
 from ridgeline.bench.claims.harness import LLAMA_2_13B, Harness, LoadSizes, RealStage, VirtualStage
 from ridgeline.bench.claims.techniques import (
     BatchSize,
-    Found,
+    Comparison,
     Technique,
     batch_sizes,
     techniques,
@@ -56,7 +56,7 @@ class ClaimResults:
 
     Attributes:
         machine, model: where, and of what.
-        found: techniques that ran.
+        comparisons: techniques that ran.
         batches: the table of batch sizes.
         left_out: techniques for which there was no time.
         seconds: how long it took.
@@ -64,7 +64,7 @@ class ClaimResults:
 
     machine: str
     model: str
-    found: Sequence[Found]
+    comparisons: Sequence[Comparison]
     batches: Sequence[BatchSize]
     left_out: Sequence[str]
     seconds: float
@@ -88,7 +88,7 @@ class ClaimResults:
                 "on_value": round(one.technique.value(one.on[-1]), 3),
                 "why": one.why,
             }
-            for one in self.found
+            for one in self.comparisons
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def bench_claims(
         for note in virtual.notes:
             say(note)
         results = _compare(virtual, only, seconds, begin_s)
-    if not results.found:
+    if not results.comparisons:
         raise ValueError(f"--seconds {seconds:g} is too little to compare anything")
     if as_json:
         print(json.dumps(results.as_dict(), allow_nan=False))
@@ -146,14 +146,14 @@ def bench_claims(
         if out.suffix == ".json":
             write_text(out, json.dumps(results.as_dict(), indent=1) + "\n")
         else:
-            write_out(out, results.rows(), claims_svg(_title(results), results.found))
+            write_out(out, results.rows(), claims_svg(_title(results), results.comparisons))
     return results
 
 
 def _compare(harness: Harness, only: Sequence[str], seconds: float, begin_s: float) -> ClaimResults:
     """Run both sides of each technique in turn, as long as there is time."""
     todo = list(_chosen(harness, only))
-    found, left_out = list[Found](), list[str]()
+    comparisons, left_out = list[Comparison](), list[str]()
     end_s = begin_s + (1 if only else 1 - _BATCHES_SHARE) * seconds
     with count_bar("Comparing", note="techniques") as report:
         for number, technique in enumerate(todo):
@@ -162,23 +162,23 @@ def _compare(harness: Harness, only: Sequence[str], seconds: float, begin_s: flo
             if left_s <= 0 and not only:  # what is asked for by name runs once at least
                 left_out.append(technique.name)
                 continue
-            found.append(_rounds(technique, harness.rounds, left_s / (len(todo) - number)))
+            comparisons.append(_rounds(technique, harness.rounds, left_s / (len(todo) - number)))
     batches = [] if only else list(_within(batch_sizes(harness), begin_s + seconds))
     took_s = time.monotonic() - begin_s
-    return ClaimResults(harness.name, harness.model, found, batches, left_out, took_s)
+    return ClaimResults(harness.name, harness.model, comparisons, batches, left_out, took_s)
 
 
 def _chosen(harness: Harness, only: Sequence[str]) -> Iterator[Technique]:
     """Yield the techniques of these names, or all. Raises ValueError for a name of none."""
-    known = {one.name: one for one in techniques(harness)}
+    by_name = {one.name: one for one in techniques(harness)}
     for name in only:
-        if name not in known:
-            names = ", ".join(known)
+        if name not in by_name:
+            names = ", ".join(by_name)
             raise ValueError(f"--only {name!r} is not a technique: use one of {names}")
-    yield from (one for name, one in known.items() if not only or name in only)
+    yield from (one for name, one in by_name.items() if not only or name in only)
 
 
-def _rounds(technique: Technique, rounds: int, seconds: float) -> Found:
+def _rounds(technique: Technique, rounds: int, seconds: float) -> Comparison:
     """Run off and on in turn, once at least, and again only if that fits the seconds."""
     off, on, begin_s = [], [], time.monotonic()
     for number in range(rounds):
@@ -186,7 +186,7 @@ def _rounds(technique: Technique, rounds: int, seconds: float) -> Found:
             break
         off.append(technique.off.run())
         on.append(technique.on.run())
-    return Found(technique, off, on)
+    return Comparison(technique, off, on)
 
 
 def _within(sizes: Iterator[BatchSize], end_s: float) -> Iterator[BatchSize]:
@@ -250,13 +250,13 @@ def _cost(alone: BatchSize) -> Callable[[BatchSize], str]:
     return of
 
 
-def claims_svg(title: str, found: Sequence[Found]) -> str:
+def claims_svg(title: str, comparisons: Sequence[Comparison]) -> str:
     """Return the picture: factors on a logarithmic axis, with what was measured and claimed."""
-    claims = [one.technique.claim for one in found]
-    ends = [one.factor for one in found] + [c.high for c in claims if c] + [1.0]
+    claims = [one.technique.claim for one in comparisons]
+    ends = [one.factor for one in comparisons] + [c.high for c in claims if c] + [1.0]
     axis = svg.Axis("times as good as without", min(0.5, *ends), max(ends) * 1.1, tick="{:g}x")
-    height = _TOP + _ROW * len(found) + 64
-    bottom = _TOP + _ROW * len(found)
+    height = _TOP + _ROW * len(comparisons) + 64
+    bottom = _TOP + _ROW * len(comparisons)
 
     def at(value: float) -> float:
         return _LEFT + axis.share(value) * (_RIGHT - _LEFT)
@@ -268,12 +268,12 @@ def claims_svg(title: str, found: Sequence[Found]) -> str:
     parts.append(svg.line(at(1), _TOP - 6, at(1), bottom, svg.FAINT, 1))
     middle = (_LEFT + _RIGHT) / 2
     parts.append(svg.text(middle, bottom + 42, axis.name, size=svg.SMALL, anchor="middle"))
-    for i, one in enumerate(found):
+    for i, one in enumerate(comparisons):
         parts += _row(one, _TOP + i * _ROW, at)
     return svg.picture(_WIDTH, height, parts)
 
 
-def _row(one: Found, y: float, at: Callable[[float], float]) -> list[str]:
+def _row(one: Comparison, y: float, at: Callable[[float], float]) -> list[str]:
     """Return a bar, its mark, and what is written beside them."""
     technique, claim = one.technique, one.technique.claim
     left, right = sorted((at(1), at(one.factor)))

@@ -402,9 +402,9 @@ class VirtualStage:
         """Serve a load to its end; ``in_turn`` one after the other."""
         replica = self._replica(variant.dtype, variant.kv_cache_dtype)
         times = replica.latency_model.times
-        held = [len(one.prompt) + one.max_tokens for one in load]
+        lengths = [len(one.prompt) + one.max_tokens for one in load]
         settings = replace(
-            with_blocks_for(engine_record(replica.placement, times), held),
+            with_blocks_for(engine_record(replica.placement, times), lengths),
             policy=variant.policy,
             max_num_batched_tokens=_STEP_TOKENS if variant.policy == "splitfuse" else _MOST_TOKENS,
             max_num_seqs=variant.max_num_seqs,

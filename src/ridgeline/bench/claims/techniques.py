@@ -107,7 +107,7 @@ class Technique:
     on: Side
     why: Callable[[RunCounts, RunCounts], str]
     claim: Claim | None
-    value: Callable[[RunCounts], float] = field(default=lambda found: found.tokens_per_s)
+    value: Callable[[RunCounts], float] = field(default=lambda counts: counts.tokens_per_s)
     unit: str = "tokens/s"
 
 
@@ -251,7 +251,7 @@ def _of_prompts(harness: Harness) -> Iterator[Technique]:
         Side("pieces", flags[1], lambda: busy(pieces)),
         _tails,
         CLAIMS["tail of a token"],
-        value=lambda found: 1 / found.tail_s,
+        value=lambda counts: 1 / counts.tail_s,
         unit="tokens/s of the slowest 5 %",
     )
     if not harness.is_real:  # finding a rate takes many runs
@@ -261,7 +261,7 @@ def _of_prompts(harness: Harness) -> Iterator[Technique]:
             Side("pieces", flags[1], lambda: _highest_rate(harness, load, pieces)),
             _rates,
             CLAIMS["prompts in pieces"],
-            value=lambda found: found.rate_per_s,
+            value=lambda counts: counts.rate_per_s,
             unit="requests/s",
         )
     num_shared, num_own = sizes.shared
@@ -315,9 +315,9 @@ def _highest_rate(
     low, high = 0.0, 2 * len(load) / best.seconds
     while high - low > _NEAR * high:
         middle = (low + high) / 2
-        found = harness.run(_arriving(load, middle), variant)
-        if found.served_well >= _SERVED_WELL:
-            low, best = middle, found
+        counts = harness.run(_arriving(load, middle), variant)
+        if counts.served_well >= _SERVED_WELL:
+            low, best = middle, counts
         else:
             high = middle
     return best._replace(rate_per_s=low)
@@ -371,8 +371,8 @@ def _tiles(harness: Harness) -> Technique:
     more_s = score_bytes / harness.read_bytes_per_s
 
     def untiled() -> RunCounts:
-        found = harness.run(load, EngineVariant())
-        return found._replace(seconds=found.seconds + more_s, step_s=found.step_s + more_s)
+        counts = harness.run(load, EngineVariant())
+        return counts._replace(seconds=counts.seconds + more_s, step_s=counts.step_s + more_s)
 
     def why(off: RunCounts, on: RunCounts) -> str:
         return (
@@ -391,7 +391,7 @@ def _tiles(harness: Harness) -> Technique:
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """What a technique brought: values of both sides, one of each round."""
 
     technique: Technique
@@ -431,9 +431,9 @@ def batch_sizes(harness: Harness) -> Iterator[BatchSize]:
     num_prompt, num_new = harness.sizes.one
     for num in harness.sizes.batches:
         each = (harness.prompt(num_prompt // 4, f"batch {i}") for i in range(num))
-        found = harness.run(
+        counts = harness.run(
             [ClaimRequest(prompt, num_new, num_new) for prompt in each], EngineVariant()
         )
         usd = harness.usd_per_hour
-        cost = None if usd is None else usd / 3600 / (num / found.tail_s) * 1e6
-        yield BatchSize(num, num / found.tail_s, found.tail_s, cost)
+        cost = None if usd is None else usd / 3600 / (num / counts.tail_s) * 1e6
+        yield BatchSize(num, num / counts.tail_s, counts.tail_s, cost)

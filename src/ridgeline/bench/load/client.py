@@ -279,8 +279,8 @@ def worst(healths: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return of each measure of health the worst of all processes."""
     merged: dict[str, Any] = {"num_clients": len(healths)}
     for name in ("event_loop_lag", "send_lateness"):
-        known = [health[name] for health in healths if health[name]]
-        merged[name] = max(known, key=lambda one: float(one["p99_ms"]), default=None)
+        delays = [health[name] for health in healths if health[name]]
+        merged[name] = max(delays, key=lambda one: float(one["p99_ms"]), default=None)
     merged["cpu_share_of_one_core"] = max(one["cpu_share_of_one_core"] for one in healths)
     return merged
 

@@ -34,7 +34,7 @@ class ClientOverhead:
         """Return by how much later a client sees all of an answer."""
         return self.base_s + self.per_token_s * num_prompt_tokens
 
-    def seen(self, outcome: Outcome) -> Outcome:
+    def add_to(self, outcome: Outcome) -> Outcome:
         """Return what a client sees of what the engine did; it is changed in place."""
         later_s = self.seconds(outcome.prompt_tokens or 0)
         outcome.chunk_s = [at_s + later_s for at_s in outcome.chunk_s]
@@ -75,11 +75,11 @@ def _point(pair: str) -> tuple[float, float]:
     with read_trace(Path(second)) as recorded:
         requests = sorted(recorded.requests, key=lambda one: float(one["arrival_s"]))[-num:]
     num_tokens = sum(one["num_prompt_tokens"] for one in requests)
-    known = result["total_input_tokens"]
-    if len(requests) < num or num_tokens != (num_tokens if known is None else known):
+    total = result["total_input_tokens"]
+    if len(requests) < num or num_tokens != (num_tokens if total is None else total):
         raise ValueError(
             f"--edge {pair}: the last {num} requests of the trace are not those of the result: "
-            f"{len(requests)} with {num_tokens:,} prompt tokens, and it says {known or 0:,}"
+            f"{len(requests)} with {num_tokens:,} prompt tokens, and it says {total or 0:,}"
         )
     firsts_s = [one["first_token_s"] - one["arrival_s"] for one in requests]
     return num_tokens / num, result["ttft_from_send"]["mean_ms"] / 1e3 - fmean(firsts_s)
@@ -95,5 +95,5 @@ def _read_result(path: Path) -> Mapping[str, Any]:
         raise ValueError(f"{path} is not a result of bench serve: {error!r}") from None
     if num_failed or not has_firsts:
         raise ValueError(f"{path}: an edge is fitted to runs in which no request failed")
-    found: Mapping[str, Any] = result
-    return found
+    document: Mapping[str, Any] = result
+    return document

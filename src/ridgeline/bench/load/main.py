@@ -80,19 +80,19 @@ def serve(
             client_flags.target(), warmups, measured, load.max_concurrency, num_clients, report
         )
     summary = summarise(outcomes, limits_ms)
-    asked = asked_of(load, planned, num_left_out)
-    said = warnings(summary, client, asked)
+    load_summary = summarise_load(load, planned, num_left_out)
+    said = warnings(summary, client, load_summary)
     print_result(summary, said)
     if out:
         write_out(out, [flat(summary)], latencies_svg(outcomes, client_flags.model))
         say(f"written: {out}")
     flags = flags_of(client_flags, load, goodput, clients=num_clients)
     notes = {"client": client, "warnings": said, "definitions": DEFINITIONS}
-    print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))
+    print(json.dumps({"flags": flags, "asked": load_summary} | summary | notes, allow_nan=False))
     return bool(summary["num_successful"])
 
 
-def asked_of(load: Workload, planned: Sequence[Planned], num_left_out: int) -> dict[str, Any]:
+def summarise_load(load: Workload, planned: Sequence[Planned], num_left_out: int) -> dict[str, Any]:
     """Return what was asked for, for the document."""
     return {
         "num_warmups": load.num_warmups,
@@ -108,11 +108,11 @@ def flags_of(
     client_flags: ClientFlags | None, load: Workload, goodput: Sequence[str], **more: object
 ) -> dict[str, Any]:
     """Return the flags that repeat a run, for the document; without the key."""
-    asked = asdict(client_flags) if client_flags else {}
+    flags = asdict(client_flags) if client_flags else {}
     further_flags = {"goodput": list(goodput)} | more
     return {
         name: str(v) if isinstance(v, Path) or v == math.inf else v
-        for name, v in (asked | asdict(load) | further_flags).items()
+        for name, v in (flags | asdict(load) | further_flags).items()
         if name != "api_key"
     }
 

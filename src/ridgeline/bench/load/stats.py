@@ -142,8 +142,8 @@ def failures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    present = [count for count in counts if count is not None]
+    return sum(present) if present else None
 
 
 def parse_limits(texts: Sequence[str]) -> dict[str, float]:
@@ -173,29 +173,29 @@ def client_warnings(client: Mapping[str, Any]) -> list[str]:
 
 
 def warnings(
-    summary: Mapping[str, Any], client: Mapping[str, Any], asked: Mapping[str, Any]
+    summary: Mapping[str, Any], client: Mapping[str, Any], load: Mapping[str, Any]
 ) -> list[str]:
     """Return warnings about what makes the numbers mean less than they seem to.
 
-    ``summary`` is a summary, ``client`` has the client's own delays, ``asked`` what was sent.
+    ``summary`` is a summary, ``client`` has the client's own delays, ``load`` what was sent.
     """
     num, num_good = summary["num_requests"], summary["num_successful"]
     num_input, num_cached = summary["total_input_tokens"], summary["total_cached_input_tokens"] or 0
     num_output, num_chunks = summary["total_output_tokens"], summary["total_output_chunks"]
-    share = 1.0 if asked["prefix_share"] is None else asked["prefix_share"]
-    num_left_out = asked.get("num_left_out_of_trace", 0)
+    share = 1.0 if load["prefix_share"] is None else load["prefix_share"]
+    num_left_out = load.get("num_left_out_of_trace", 0)
     texts = {
         f"{num - num_good} of {num} requests failed; the latencies are those of the others, which "
         "flatters the server": num_good < num,
-        f"{asked['num_repeated_prompts']} prompts came before: a prefix cache makes them cheap": (
-            asked["num_repeated_prompts"]
+        f"{load['num_repeated_prompts']} prompts came before: a prefix cache makes them cheap": (
+            load["num_repeated_prompts"]
         ),
         f"the server had {num_cached} of {num_input} prompt tokens in its cache, but the prompts "
         f"share {share:.0%}: were they sent before?": num_cached * 2
         > (num_input or 0) * (1 + share),
         f"{num_left_out} requests of the trace had no answer there, and are left out": num_left_out,
         "there was no warm-up: the first requests pay for what later ones find ready": (
-            not asked["num_warmups"]
+            not load["num_warmups"]
         ),
         "not all answers came with usage: chunks are counted there, not tokens": (
             "counted_chunks" in summary["token_source"]

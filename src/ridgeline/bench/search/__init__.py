@@ -337,15 +337,15 @@ def foreseen_rate(
         first: some answers of the load, which say how long prompts and answers are.
     """
     lengths = [(one.prompt_tokens, one.usage_tokens) for one in first]
-    known = [(prompt, new) for prompt, new in lengths if prompt and new]
-    if not known:
+    pairs = [(prompt, new) for prompt, new in lengths if prompt and new]
+    if not pairs:
         return None
     body = {
         "model": client_flags.model,
         "on": "here",
         "replicas": 1,
-        "prompt_tokens": max(1, round(mean(prompt for prompt, _ in known))),
-        "new_tokens": max(1, round(mean(new for _, new in known))),
+        "prompt_tokens": max(1, round(mean(prompt for prompt, _ in pairs))),
+        "new_tokens": max(1, round(mean(new for _, new in pairs))),
         "slo": [f"{slo.metric}:{_nearest(slo)}:{slo.limit_ms:g}" for slo in slos],
     }
     try:

@@ -147,21 +147,21 @@ def tally(
     for slo in slos:
         fates = {o.index: slo.is_met_so_far(o, now_s) for o in under_way}
         fates |= {o.index: slo.is_met(o) for o in ended}
-        known = [fates[index] for index in sorted(fates) if index >= 0]
-        if None in known:
-            known = known[: known.index(None)]
-        num_met = sum(bool(fate) for fate in known)
+        verdicts = [fates[index] for index in sorted(fates) if index >= 0]
+        if None in verdicts:
+            verdicts = verdicts[: verdicts.index(None)]
+        num_met = sum(bool(fate) for fate in verdicts)
         if slo.percent is not None:
-            tallies.append(Tally(slo, num_met, len(known)))
+            tallies.append(Tally(slo, num_met, len(verdicts)))
             continue
         latencies = {o.index: 1e3 * slo.value_s(o) for o in ended}
         latencies |= {o.index: 1e3 * (o.chunk_s[0] - o.sent_s) for o in under_way if o.chunk_s}
         measured = [index for index in sorted(fates) if index >= 0]
-        values = [latencies[index] for index in measured[: len(known)]]
+        values = [latencies[index] for index in measured[: len(verdicts)]]
         mean_ms = sum(values) / max(len(values), 1)
         spread = sum((value - mean_ms) ** 2 for value in values) if mean_ms < math.inf else 0.0
         error_ms = math.sqrt(spread / max(len(values) - 1, 1) / max(len(values), 1))
-        tallies.append(Tally(slo, num_met, len(known), mean_ms, error_ms))
+        tallies.append(Tally(slo, num_met, len(verdicts), mean_ms, error_ms))
     return tallies
 
 

@@ -68,15 +68,15 @@ class EngineHere:
         Raises ValueError if they contradict the model, or there is no such calibration.
         """
         config = resolve(options, self.checkpoint)
-        kept = calibrations(default_home(), self.checkpoint.path, self.checkpoint.arch, config)
-        calibration = _chosen(kept, source)
+        choices = calibrations(default_home(), self.checkpoint.path, self.checkpoint.arch, config)
+        calibration = _chosen(choices, source)
         low, middle, high = calibration.interval()
         times = calibration.times.scaled(middle)
         return SimulatedEngine(
             settings=config.settings(self.checkpoint.eos_ids),
             latency_model=LatencyModel(times, low / middle, high / middle, calibration.source, ""),
             calibration=calibration,
-            others=tuple(one for one in kept if one is not calibration),
+            others=tuple(one for one in choices if one is not calibration),
         )
 
 
@@ -151,17 +151,17 @@ def check_options(options: Options) -> None:
             raise ValueError(f"{flag} is about this machine: give no --on")
 
 
-def _chosen(kept: Sequence[Calibration], source: str) -> Calibration:
+def _chosen(choices: Sequence[Calibration], source: str) -> Calibration:
     """Return the calibration that was asked for, of those that are kept, the newest first.
 
     Raises ValueError if it is not there.
     """
     if source == "newest":
-        return kept[0]
-    found = next((one for one in kept if one.source == source), None)
-    if found is None:
+        return choices[0]
+    calibration = next((one for one in choices if one.source == source), None)
+    if calibration is None:
         raise ValueError(
             f"--calibration {source}: none is kept of this model: `ridgeline calibrate` measures "
             "one, and a server learns one while it serves"
         )
-    return found
+    return calibration

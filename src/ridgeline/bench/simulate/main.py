@@ -17,16 +17,16 @@ from random import Random
 from typing import Any
 
 from ridgeline.bench.load.client_overhead import ClientOverhead
-from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
+from ridgeline.bench.load.main import flags_of, print_result, read_plan, summarise_load
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
 from ridgeline.bench.out_file import check_place
 from ridgeline.bench.simulate.engines import EngineHere, EngineOnDevice, SimulatedEngine
 from ridgeline.bench.simulate.predicted import (
     CROWDED,
     SimulatedRun,
-    asked_of_plan,
     kills_a_minute,
     random_kills,
+    sim_requests,
     tokens_of_sessions,
 )
 from ridgeline.core.params import SamplingParams
@@ -136,7 +136,7 @@ class Simulator:
             sessions = tokens_of_sessions(planned, prompts)
             engine = self._engine.set_up(options, scenario.plan_flags, sessions)
         max_model_len = engine.settings.max_model_len
-        warmups, load, refused = asked_of_plan(planned, prompts, max_model_len)
+        warmups, load, refused = sim_requests(planned, prompts, max_model_len)
         if not load:
             raise ValueError(f"nothing can be simulated: {next(iter(refused.values()))}")
         case = SimulatedRun(
@@ -206,7 +206,7 @@ def _kills(scenario: Scenario, load: Sequence[SimRequest]) -> tuple[Evict, ...]:
             "--kills-per-minute needs several servers and requests that come at a rate: give "
             "--replicas and --request-rate, and no --max-concurrency"
         )
-    last_s = max(asked.arrival_s or 0.0 for asked in load)
+    last_s = max(request.arrival_s or 0.0 for request in load)
     seed = scenario.load.seed or 0
     return random_kills(scenario.replicas, per_minute, last_s, scenario.back_after_s, seed)
 
@@ -284,26 +284,26 @@ def simulate_load(scenario: Scenario, options: Options, trace: Path | None) -> b
         raise ValueError("--trace records one engine: give no --replicas")
     if trace is not None:
         check_place(trace)
-    made = Simulator(scenario).prepare(scenario, options)
+    prepared = Simulator(scenario).prepare(scenario, options)
     if scenario.replicas > 1:
-        summary, records = made.case.summary(limits_ms), []
+        summary, records = prepared.case.summary(limits_ms), []
     else:
-        records = made.case.records()
-        summary = summarise(made.case.outcomes(records), limits_ms)
-    prediction = predict(made, summary)
+        records = prepared.case.records()
+        summary = summarise(prepared.case.outcomes(records), limits_ms)
+    prediction = predict(prepared, summary)
     if trace is not None:
         write_trace(trace, records, prediction | {"seed": scenario.load.seed})
-    said = warnings(scenario.model, made, prediction)
-    print_result(summary, said, "Predicted Serving Result", lines(made, prediction, summary))
-    asked = asked_of(scenario.load, made.planned, made.num_left_out)
+    said = warnings(scenario.model, prepared, prediction)
+    print_result(summary, said, "Predicted Serving Result", lines(prepared, prediction, summary))
+    load_summary = summarise_load(scenario.load, prepared.planned, prepared.num_left_out)
     if scenario.prompt_tokens is not None:
-        asked |= {"prompt_length_unit": "tokens", "num_repeated_prompts": 0}
+        load_summary |= {"prompt_length_unit": "tokens", "num_repeated_prompts": 0}
     further_flags: dict[str, Any] = {"model": scenario.model, "endpoint": scenario.endpoint}
     if scenario.replicas > 1:
         further_flags |= {"replicas": scenario.replicas, "router": scenario.router}
     if scenario.is_load_per_server:
         further_flags |= {"load_per_server": True}
-    if made.case.kills:
+    if prepared.case.kills:
         further_flags |= {"kills_per_minute": scenario.kills_per_minute}
         further_flags |= {"back_after": scenario.back_after_s}
     if scenario.drafts:
@@ -316,36 +316,36 @@ def simulate_load(scenario: Scenario, options: Options, trace: Path | None) -> b
         }
     flags = flags_of(None, scenario.load, scenario.goodput) | further_flags
     notes = {"warnings": said, "definitions": DEFINITIONS, "prediction": prediction}
-    print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))
+    print(json.dumps({"flags": flags, "asked": load_summary} | summary | notes, allow_nan=False))
     return bool(summary["num_successful"])
 
 
-def predict(made: PreparedRun, summary: Mapping[str, Any]) -> dict[str, Any]:
+def predict(prepared: PreparedRun, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return how far to trust a summary: where it comes from, and its interval.
 
     Interval and utilisation take three simulations more, so large fleets have neither.
     """
     engine, calibration, latency_model = (
-        made.engine,
-        made.engine.calibration,
-        made.engine.latency_model,
+        prepared.engine,
+        prepared.engine.calibration,
+        prepared.engine.latency_model,
     )
-    is_large = made.case.replicas > _MOST_FOR_INTERVAL
+    is_large = prepared.case.replicas > _MOST_FOR_INTERVAL
     ends = [
-        made.case.slower(factor).summary({})["output_tokens_per_s"]
+        prepared.case.slower(factor).summary({})["output_tokens_per_s"]
         for factor in (() if is_large else (latency_model.high, latency_model.low))
     ]
     at = calibration.measured_at if calibration else 0.0
     return {
         "source": latency_model.source,
         "calibrated_at": date_of(at) if at else None,
-        "utilisation": None if is_large else made.case.utilisation(summary),
+        "utilisation": None if is_large else prepared.case.utilisation(summary),
         "output_tokens_per_s_interval": ends or None,
         "speed": calibration and round(1 / calibration.interval().middle, 3),
         "step_error": calibration and calibration.step_error,
         "also_kept": [_beside(one, engine) for one in engine.others],
-        "edge": made.case.client_overhead and made.case.client_overhead.as_dict(),
-        "device": engine.replica and _device(engine.replica, made.case.settings),
+        "edge": prepared.case.client_overhead and prepared.case.client_overhead.as_dict(),
+        "device": engine.replica and _device(engine.replica, prepared.case.settings),
     }
 
 
@@ -373,7 +373,7 @@ def _beside(other: Calibration, engine: SimulatedEngine) -> dict[str, Any]:
 
 
 def lines(
-    made: PreparedRun, prediction: Mapping[str, Any], summary: Mapping[str, Any]
+    prepared: PreparedRun, prediction: Mapping[str, Any], summary: Mapping[str, Any]
 ) -> dict[str, str | float | None]:
     """Return what is said of a prediction below the block."""
     fleet = summary.get("fleet")
@@ -395,7 +395,7 @@ def lines(
         "Output tok/s, 5 to 95 %": f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "unknown",
         "Share of what can be served": "unknown" if utilisation is None else f"{utilisation:.0%}",
         **({"Prompt tokens found in a cache": f"{fleet['share_cached']:.1%}"} if fleet else {}),
-        **(_of_kills(fleet) if fleet and made.case.kills else {}),
+        **(_of_kills(fleet) if fleet and prepared.case.kills else {}),
         **({"Edge of the server (ms)": overhead["base_ms"]} if overhead else {}),
         **({"Edge, each prompt token (us)": overhead["per_prompt_token_us"]} if overhead else {}),
     }
@@ -409,10 +409,10 @@ def _of_kills(fleet: Mapping[str, Any]) -> dict[str, str | float | None]:
     }
 
 
-def warnings(model: str, made: PreparedRun, prediction: Mapping[str, Any]) -> list[str]:
+def warnings(model: str, prepared: PreparedRun, prediction: Mapping[str, Any]) -> list[str]:
     """Return what makes a prediction mean less than it seems to."""
     utilisation = prediction["utilisation"] or 0.0
-    latency_model, replica = made.engine.latency_model, made.engine.replica
+    latency_model, replica = prepared.engine.latency_model, prepared.engine.replica
     texts = dict.fromkeys(replica.notes if replica else (), True)
     texts |= {
         latency_model.note: latency_model.source == "published",
@@ -422,14 +422,14 @@ def warnings(model: str, made: PreparedRun, prediction: Mapping[str, Any]) -> li
         ),
         f"the load is {utilisation:.0%} of what can be served: latencies there depend on the "
         "smallest error of the prediction, so take them as a direction": (
-            utilisation > CROWDED and made.case.concurrency is None
+            utilisation > CROWDED and prepared.case.concurrency is None
         ),
         "the client's side is not in these numbers: HTTP, templates, tokenising (--edge)": (
-            made.case.client_overhead is None
+            prepared.case.client_overhead is None
         ),
         "guessing takes no time and no memory in these numbers, as looking tokens up takes next to "
         "none: steps and weights of a smaller model that guesses are not counted": (
-            made.case.drafts is not None
+            prepared.case.drafts is not None
         ),
     }
     return [text for text, applies in texts.items() if applies]
@@ -449,8 +449,8 @@ def like(path: Path) -> tuple[Workload, dict[str, Any]]:
     """
     try:
         flags = json.loads(path.read_text("utf-8").splitlines()[-1])["flags"]
-        known = {field.name for field in fields(Workload)}
-        values = {name: value for name, value in flags.items() if name in known}
+        names = {field.name for field in fields(Workload)}
+        values = {name: value for name, value in flags.items() if name in names}
         for name in ("request_rate", "burstiness"):
             values[name] = None if values[name] is None else float(values[name])
         return Workload(**values), flags

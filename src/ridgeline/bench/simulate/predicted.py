@@ -70,7 +70,7 @@ class SimulatedRun:
         """Return how long a client of a closed loop takes from one request to the next."""
         if self.client_overhead is None:
             return 0.0
-        num_tokens = sum(len(asked.prompt) for asked in self.load)
+        num_tokens = sum(len(request.prompt) for request in self.load)
         return self.client_overhead.seconds(num_tokens / len(self.load))
 
     def slower(self, factor: float) -> SimulatedRun:
@@ -100,7 +100,7 @@ class SimulatedRun:
 
     def fleet_outcomes(self, ended: Sequence[RequestOutcome]) -> list[Outcome]:
         """Return what clients of several engines see."""
-        planned_s = {asked.name: asked.arrival_s for asked in self.load}
+        planned_s = {request.name: request.arrival_s for request in self.load}
         outcomes = [
             Outcome(
                 index=int(one.request.name),
@@ -118,17 +118,17 @@ class SimulatedRun:
 
     def _with_refused(self, outcomes: list[Outcome]) -> list[Outcome]:
         if self.client_overhead is not None:
-            outcomes = [self.client_overhead.seen(outcome) for outcome in outcomes]
+            outcomes = [self.client_overhead.add_to(outcome) for outcome in outcomes]
         outcomes += [Outcome(i, None, 0.0, 0.0, error=why) for i, why in self.refused.items()]
         return sorted(outcomes, key=lambda outcome: outcome.index)
 
     def outcomes(self, records: Sequence[Record]) -> list[Outcome]:
         """Return what clients see of these records, seconds from the start of the load."""
         requests = [r for r in records if isinstance(r, RequestRecord) and r.name]
-        planned_s = {asked.name: asked.arrival_s for asked in self.load}
+        planned_s = {request.name: request.arrival_s for request in self.load}
         if self.concurrency is None:
-            known = [(r.arrival_s, planned_s[r.name]) for r in requests]
-            begin_s = min((at_s - due_s for at_s, due_s in known if due_s is not None), default=0.0)
+            times = [(r.arrival_s, planned_s[r.name]) for r in requests]
+            begin_s = min((at_s - due_s for at_s, due_s in times if due_s is not None), default=0.0)
         else:
             begin_s = min((r.arrival_s for r in requests), default=0.0)
         return self._with_refused(outcomes_of(records, begin_s, planned_s))
@@ -206,7 +206,7 @@ def tokens_of_sessions(planned: Sequence[Planned], prompts: Sequence[tuple[int, 
     return tokens
 
 
-def asked_of_plan(
+def sim_requests(
     planned: Sequence[Planned], prompts: Sequence[tuple[int, ...]], max_model_len: int
 ) -> tuple[list[SimRequest], list[SimRequest], dict[int, str]]:
     """Return warm-ups, requests to measure, and what a server would refuse.
@@ -229,7 +229,7 @@ def asked_of_plan(
                 )
             continue
         num_new = min(request.max_tokens, max_model_len - said)
-        asked = SimRequest(
+        sim_request = SimRequest(
             prompt=prompt,
             num_new=(num_new,),
             arrival_s=request.arrival_s,
@@ -237,7 +237,7 @@ def asked_of_plan(
             turn=request.turn,
             think_s=request.think_s,
         )
-        (load if request.index >= 0 else warmups).append(asked)
+        (load if request.index >= 0 else warmups).append(sim_request)
         said += num_new
     return warmups, load, refused
 
@@ -268,7 +268,7 @@ def random_kills(
         back_after_s: how long it takes until one like it takes requests again, with nothing read.
         seed: of the draws.
     """
-    rng, now_s, found = Random(f"{seed} kills"), 0.0, list[Evict]()
+    rng, now_s, kills = Random(f"{seed} kills"), 0.0, list[Evict]()
     back_s = [0.0] * num_replicas
     while per_minute:
         now_s += rng.expovariate(per_minute / 60)
@@ -278,8 +278,8 @@ def random_kills(
         if there:
             replica = rng.choice(there)
             back_s[replica] = now_s + back_after_s
-            found.append(Evict(at_s=now_s, replica=replica, back_s=back_s[replica]))
-    return tuple(found)
+            kills.append(Evict(at_s=now_s, replica=replica, back_s=back_s[replica]))
+    return tuple(kills)
 
 
 def cost_of(kills: Sequence[Evict], ended: Sequence[RequestOutcome]) -> dict[str, Any]:

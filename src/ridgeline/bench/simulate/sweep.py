@@ -89,17 +89,17 @@ def sweep_loads(
     limits_ms = parse_limits(scenario.goodput)
     with count_bar("Simulating", note="combinations") as report:
         summaries = _run(cases, limits_ms, report)
-    found = [{n: _at(one, place) for n, place in _COLUMNS.items()} for one in summaries]
+    results = [{n: _at(one, place) for n, place in _COLUMNS.items()} for one in summaries]
     winner = best(range(len(summaries)), key=lambda i: _at(summaries[i], where) or 0.0)
-    _print(settings, found, winner, objective)
+    _print(settings, results, winner, objective)
     if csv_file is not None:
-        rows = [setting | figures for setting, figures in zip(settings, found, strict=True)]
+        rows = [setting | figures for setting, figures in zip(settings, results, strict=True)]
         write_text(csv_file, as_csv(rows))
     if out is not None:
         shown = [_short_of(setting) for setting in settings]
-        columns = {name: [row[name] for row in found] for name in _COLUMNS}
+        columns = {name: [row[name] for row in results] for name in _COLUMNS}
         write_text(out, sweep_svg(shown, columns, winner, objective))
-    document = [{"settings": setting} | row for setting, row in zip(settings, found, strict=True)]
+    document = [{"settings": setting} | row for setting, row in zip(settings, results, strict=True)]
     print(json.dumps({"objective": objective, "best": settings[winner], "sweep": document}))
 
 
@@ -122,11 +122,11 @@ def parse_sweep(text: str, *, is_on_device: bool = False) -> tuple[str, list[Any
     name, equals, listed = text.partition("=")
     name = name.strip().removeprefix("--").replace("-", "_")
     kinds = get_type_hints(Workload) | get_type_hints(Options) | _OF_FLEET
-    known = [f.name for kind in (Options, Workload) for f in fields(kind)] + [*_OF_FLEET]
+    names = [f.name for kind in (Options, Workload) for f in fields(kind)] + [*_OF_FLEET]
     if is_on_device:
         kinds |= {one: get_type_hints(PlanFlags)[one] for one in _OF_DEVICE}
-        known += _OF_DEVICE
-    if name not in known or name in _NOT_SWEPT:
+        names += _OF_DEVICE
+    if name not in names or name in _NOT_SWEPT:
         raise ValueError(f"--set {text}: {name!r} is not an option of the engine or of the load")
     if not equals or not all(listed.split(",")):
         raise ValueError(f"--set {text}: write NAME=a,b,c, such as max_num_seqs=16,64")
@@ -199,14 +199,14 @@ def _at(summary: Mapping[str, Any], place: Sequence[str]) -> float | None:
 
 def _print(
     settings: Sequence[Mapping[str, Any]],
-    found: Sequence[Mapping[str, float | None]],
+    results: Sequence[Mapping[str, float | None]],
     winner: int,
     objective: str,
 ) -> None:
     out = console(160, markup=True)
-    shown = [name for name in _COLUMNS if any(row[name] is not None for row in found)]
+    shown = [name for name in _COLUMNS if any(row[name] is not None for row in results)]
     rows = []
-    for i, (setting, figures) in enumerate(zip(settings, found, strict=True)):
+    for i, (setting, figures) in enumerate(zip(settings, results, strict=True)):
         texts = [*map(str, setting.values()), *(figure(figures[name]) for name in shown)]
         rows.append([Cell(text, "bold green" if i == winner else "") for text in texts])
     heads = (*settings[0], *(name.replace(" ", "\n") for name in shown))
