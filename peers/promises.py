@@ -36,7 +36,7 @@ from peers.overhead import server
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.deadline import Due, latest_start_s
-from ridgeline.foresight.simulator.replay_times import asked_in, settings_of
+from ridgeline.foresight.simulator.replay_times import requests_in, settings_of
 from ridgeline.foresight.simulator.run import Clock, ClockHooks, SimRequest, new_replica, serve
 from ridgeline.foresight.step_time.features import Samples, StepTime, Watcher, of_record
 from ridgeline.foresight.step_time.fit import fit
@@ -174,9 +174,9 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
         for number in record["arrived"]
     }
     accepted = [
-        replace(asked, arrival_s=entered_s[number])
-        for number, asked in asked_in(records).items()
-        if asked.due_s < inf and number in entered_s
+        replace(request, arrival_s=entered_s[number])
+        for number, request in requests_in(records).items()
+        if request.due_s < inf and number in entered_s
     ]
     deadline = {(one.prompt): one for one in plan}
     refused = [one for one in plan if one.outcome == "refused"]

@@ -128,10 +128,10 @@ class Counts:
                 continue
             for index in range(seq_id[1], seq_id[1] + len(tokens)):
                 key = seq_id[0], index
-                known = self._live.get(key)
-                if known is not None:
-                    gaps[end_s - known[1]] += 1
-                self._live[key] = (known[0] + 1 if known else 1), end_s
+                before = self._live.get(key)
+                if before is not None:
+                    gaps[end_s - before[1]] += 1
+                self._live[key] = (before[0] + 1 if before else 1), end_s
         for gap_s, times in gaps.items():
             see["inter_token_latency_seconds"].observe(gap_s, times)
 

@@ -24,7 +24,7 @@ _MAX_FORECASTS = 12  # of one round
 _OF_THE_REST = 0.1  # that a new request may take of the time left to a promise that may fail
 _PATIENCE = 2.0  # a forecast ends at this multiple of the last deadline
 _NUM_LENGTHS = 20  # answers from which the length of the next is predicted
-_NUM_KEPT = 200  # lengths of answers to a key
+_MOST_LENGTHS = 200  # lengths of answers to a key
 
 Outlook = Literal["promised", "unpromised", "refused"]
 
@@ -82,14 +82,14 @@ class Lengths:
 
     def note(self, label: str, num_tokens: int) -> None:
         """Add an answer that ended by itself or by its length."""
-        self._of.setdefault(label, deque(maxlen=_NUM_KEPT)).append(num_tokens)
+        self._of.setdefault(label, deque(maxlen=_MOST_LENGTHS)).append(num_tokens)
 
     def expected(self, label: str, most: int) -> int:
         """Return the 90 % quantile, at most ``most``; that, where too few answers are known."""
-        known = self._of.get(label, ())
-        if len(known) < _NUM_LENGTHS:
+        lengths = self._of.get(label, ())
+        if len(lengths) < _NUM_LENGTHS:
             return most
-        return max(1, min(most, ceil(_quantile(known, 0.9))))
+        return max(1, min(most, ceil(_quantile(lengths, 0.9))))
 
 
 @dataclass

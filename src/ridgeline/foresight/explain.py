@@ -115,8 +115,8 @@ class _Life:
     cuts: list[tuple[int, str, int | None]] = field(default_factory=list)
     has_arrived: bool = False
     is_overtaken: bool = False
-    known: dict[int, int] = field(default_factory=dict)  # tokens once computed, by sequence
-    known_prompt: int = 0
+    num_computed: dict[int, int] = field(default_factory=dict)  # tokens, by sequence
+    num_computed_prompt: int = 0
     last_end_ns: int = 0
 
     def cut(self, start_ns: int, cause: str, step: Json) -> None:
@@ -174,7 +174,7 @@ class _Life:
 
     def _kind(self, index: int, start: int) -> str:
         num_prompt = self.request["num_prompt_tokens"]
-        if start < max(self.known.get(index, 0), self.known_prompt):
+        if start < max(self.num_computed.get(index, 0), self.num_computed_prompt):
             return "again"
         return "prompt" if start < num_prompt else "decode"
 
@@ -192,8 +192,8 @@ class _Life:
                 num_right = max(num_drawn - 1, 0)
                 is_none = self.engine.get("num_checkpoints") is not None and num_right < num_drafts
                 end += (0 if is_none else num_right) - num_drafts
-            self.known[seq[1]] = max(self.known.get(seq[1], 0), end)
-            self.known_prompt = max(self.known_prompt, min(end, num_prompt))
+            self.num_computed[seq[1]] = max(self.num_computed.get(seq[1], 0), end)
+            self.num_computed_prompt = max(self.num_computed_prompt, min(end, num_prompt))
 
     def _divide(self, step: Json, cause: str, start_ns: int, executed_ns: int) -> None:
         """Cut a step that computed for the request: alone, shared with others, slow machine."""

@@ -29,15 +29,15 @@ _ENDS = {
 def sentences(explanation: Explanation) -> list[str]:
     """Return what happened to a request, the greatest things first behind the opening."""
     times = explanation.causes_ns()
-    told: list[tuple[float, str]] = [(explanation.duration_ns, _opening(explanation))]
+    pairs: list[Sentence] = [(explanation.duration_ns, _opening(explanation))]
     for tell in (_waits, _client, _prompt, _answer, _again, _late, _machine, _between):
-        told += tell(explanation, times)
-    first, *others = told
-    kept = sorted(others, key=lambda one: -one[0])[: _MOST - 1]
-    return [first[1], *(text for cost, text in others if (cost, text) in kept)]
+        pairs += tell(explanation, times)
+    first, *others = pairs
+    greatest = sorted(others, key=lambda one: -one[0])[: _MOST - 1]
+    return [first[1], *(text for cost, text in others if (cost, text) in greatest)]
 
 
-Told = Iterator[tuple[float, str]]  # nanoseconds that a sentence explains, and the sentence
+Sentence = tuple[float, str]  # the nanoseconds that it explains, and its text
 
 
 def _opening(explanation: Explanation) -> str:
@@ -54,14 +54,14 @@ def _opening(explanation: Explanation) -> str:
     return f"{text}; {'it never had a token' if request['scheduled_s'] else 'it never ran'}."
 
 
-def _waits(explanation: Explanation, times: dict[str, int]) -> Told:
+def _waits(explanation: Explanation, times: dict[str, int]) -> Iterator[Sentence]:
     engine = explanation.engine
     max_num_seqs, budget = engine["max_num_seqs"], engine["max_num_batched_tokens"]
     ran = max((step["num_running"] for step in explanation.steps), default=0)
-    held = (
+    share = (
         max((step["blocks_used"] for step in explanation.steps), default=0) / engine["num_blocks"]
     )
-    full = f"{held:.0%} of {engine['num_blocks']:,} blocks"
+    full = f"{share:.0%} of {engine['num_blocks']:,} blocks"
     reasons = {
         "step_under_way": "it waited for the step that was under way when it came",
         "queue_max_num_seqs": f"it waited before the engine, because {ran} sequences ran "
@@ -86,7 +86,7 @@ def _waits(explanation: Explanation, times: dict[str, int]) -> Told:
             yield num_ns, f"For {_share(explanation, num_ns)} {reason}."
 
 
-def _client(explanation: Explanation, times: dict[str, int]) -> Told:
+def _client(explanation: Explanation, times: dict[str, int]) -> Iterator[Sentence]:
     if num_ns := times.get("client", 0):
         yield (
             num_ns,
@@ -94,7 +94,7 @@ def _client(explanation: Explanation, times: dict[str, int]) -> Told:
         )
 
 
-def _prompt(explanation: Explanation, times: dict[str, int]) -> Told:
+def _prompt(explanation: Explanation, times: dict[str, int]) -> Iterator[Sentence]:
     request = explanation.request
     num_ns, alone_ns = _sum(times, "prompt"), times.get("prompt_alone", 0)
     if not num_ns:
@@ -107,7 +107,7 @@ def _prompt(explanation: Explanation, times: dict[str, int]) -> Told:
     yield num_ns, text + _alone(explanation, num_ns, alone_ns)
 
 
-def _answer(explanation: Explanation, times: dict[str, int]) -> Told:
+def _answer(explanation: Explanation, times: dict[str, int]) -> Iterator[Sentence]:
     num_ns, alone_ns = _sum(times, "decode"), times.get("decode_alone", 0)
     if not num_ns:
         return
@@ -129,7 +129,7 @@ def _alone(explanation: Explanation, num_ns: int, alone_ns: int) -> str:
     return f"; alone it would have taken {_time(alone_ns)}."
 
 
-def _again(explanation: Explanation, times: dict[str, int]) -> Told:
+def _again(explanation: Explanation, times: dict[str, int]) -> Iterator[Sentence]:
     request_id, num_ns = explanation.request["request_id"], times.get("again", 0)
     number = sum(seq[0] == request_id for step in explanation.steps for seq in step["preempted"])
     if number:
@@ -155,7 +155,7 @@ def _older(explanation: Explanation, request_id: int) -> list[int]:
     return list(older)
 
 
-def _late(explanation: Explanation, times: dict[str, int]) -> Told:
+def _late(explanation: Explanation, times: dict[str, int]) -> Iterator[Sentence]:
     """Tell of tokens that came late, and what was in the step of the worst."""
     request_id = explanation.request["request_id"]
     drawn: list[tuple[float, Json]] = []  # when tokens came, and in which step
@@ -181,7 +181,7 @@ def _late(explanation: Explanation, times: dict[str, int]) -> Told:
     yield sum(1e9 * (gap - usual_s) for gap, _ in late), f"{text}."
 
 
-def _machine(explanation: Explanation, times: dict[str, int]) -> Told:
+def _machine(explanation: Explanation, times: dict[str, int]) -> Iterator[Sentence]:
     if num_ns := times.get("slow_machine", 0):
         steps = len({piece.step for piece in explanation.pieces if piece.cause == "slow_machine"})
         yield (
@@ -191,7 +191,7 @@ def _machine(explanation: Explanation, times: dict[str, int]) -> Told:
         )
 
 
-def _between(explanation: Explanation, times: dict[str, int]) -> Told:
+def _between(explanation: Explanation, times: dict[str, int]) -> Iterator[Sentence]:
     if num_ns := times.get("between_steps", 0):
         work = "committing tokens and sending text"
         yield num_ns, f"Between steps, {_share(explanation, num_ns)} went into {work}."

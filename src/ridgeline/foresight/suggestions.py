@@ -57,24 +57,24 @@ def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> Sugges
         records: a trace of it and of those beside it, with prompts (or what stands for them);
             without one, no setting is foreseen. What does not help in its simulation is left out.
     """
-    told: list[dict[str, Any]] = []
+    causes: list[dict[str, Any]] = []
     for cause, num_ns in explanation.causes_ns().items():
-        if num_ns < _LEAST * explanation.duration_ns or len(told) == _MOST:
+        if num_ns < _LEAST * explanation.duration_ns or len(causes) == _MOST:
             break
         change, text = _suggestion(cause, explanation.engine)
-        if text and text not in [one["text"] for one in told]:
-            told.append({"cause": cause, "set": change, "text": text})
+        if text and text not in [one["text"] for one in causes]:
+            causes.append({"cause": cause, "set": change, "text": text})
     suggestions, gain_of = Suggestions([], []), _simulated(explanation, records)
     warnings = [DRAFTS_WARNING] if what_if.has_drafts(records) else []
-    for one in told:
-        found = gain_of(one["set"]) if one["set"] else None
-        if isinstance(found, str):
-            suggestions.not_foreseen.append(one | {"reason": found})
-        elif found is None:
+    for one in causes:
+        gain = gain_of(one["set"]) if one["set"] else None
+        if isinstance(gain, str):
+            suggestions.not_foreseen.append(one | {"reason": gain})
+        elif gain is None:
             suggestions.helpful.append(one | dict.fromkeys(_FIGURES) | {"warnings": []})
-        elif found.own_s > 0:
-            figures = dict(zip(_FIGURES, found, strict=True)) | {"warnings": warnings}
-            text = "; ".join([one["text"] + _said(found), *warnings])
+        elif gain.own_s > 0:
+            figures = dict(zip(_FIGURES, gain, strict=True)) | {"warnings": warnings}
+            text = "; ".join([one["text"] + _said(gain), *warnings])
             suggestions.helpful.append(one | figures | {"text": text})
     return suggestions
 
@@ -122,11 +122,11 @@ def _simulated(explanation: Explanation, records: Sequence[Json]) -> Callable[[s
             return str(error)
         if excess := served.excess(after):
             return f"its steps would have {as_text(excess)}"
-        found = _gain(explanation, records, before, after)
-        if isinstance(found, _Gain) and 0 < found.own_s <= found.error_s:
-            own, miss = (duration(one) for one in (found.own_s, found.error_s))
+        result = _gain(explanation, records, before, after)
+        if isinstance(result, _Gain) and 0 < result.own_s <= result.error_s:
+            own, miss = (duration(one) for one in (result.own_s, result.error_s))
             return f"its gain of {own} is within {miss}, the error of the simulation"
-        return found
+        return result
 
     return gain
 

@@ -87,8 +87,8 @@ class Recorded:
             start_s = _start_s(line)
             if start_s is not None:
                 self._note_step(number, place, start_s)
-            elif glance and (seen := glance(line)):
-                self._note_request(place, seen)
+            elif glance and (request := glance(line)):
+                self._note_request(place, request)
             else:
                 self._note(number, place, line)
         if not self.engine:
@@ -164,12 +164,12 @@ class Recorded:
         """
         number = request["request_id"]
         pairs = zip(self.requests, self._of_requests, strict=True)
-        known = sorted(pairs, key=lambda p: (p[0]["arrival_s"], p[0]["request_id"] != number))
-        here = next(i for i, (one, _) in enumerate(known) if one["request_id"] == number)
-        nearest = here - _fitting(reversed(known[:here]), most_tokens)
-        before = known[max(nearest, _last_idle(known[: here + 1])) : here]
-        behind = [pair for pair in known[here + 1 :] if pair[0]["arrival_s"] <= request["finish_s"]]
-        chosen = [*before, known[here], *behind[: _fitting(behind, most_tokens)]]
+        order = sorted(pairs, key=lambda p: (p[0]["arrival_s"], p[0]["request_id"] != number))
+        here = next(i for i, (one, _) in enumerate(order) if one["request_id"] == number)
+        nearest = here - _fitting(reversed(order[:here]), most_tokens)
+        before = order[max(nearest, _last_idle(order[: here + 1])) : here]
+        behind = [pair for pair in order[here + 1 :] if pair[0]["arrival_s"] <= request["finish_s"]]
+        chosen = [*before, order[here], *behind[: _fitting(behind, most_tokens)]]
         records = [self._parsed(0, self._fetch(place)) for _, place in chosen]
         first = bisect_left(self._starts_s, chosen[0][0]["arrival_s"]) - 1
         last = bisect_right(self._starts_s, request["finish_s"]) + 1
@@ -338,16 +338,16 @@ def read_whole(path: Path) -> list[Json]:
         return [record for record in parsed if record is not None]
 
 
-def _fitting(known: Iterable[tuple[Json, int]], most_tokens: int) -> int:
+def _fitting(pairs: Iterable[tuple[Json, int]], most_tokens: int) -> int:
     """Return how many of the first requests have at most that many tokens of answers."""
-    totals = accumulate(max(sum(one["num_generated"]), _LEAST_TOKENS) for one, _ in known)
+    totals = accumulate(max(sum(one["num_generated"]), _LEAST_TOKENS) for one, _ in pairs)
     return sum(1 for _ in takewhile(lambda total: total <= most_tokens, totals))
 
 
-def _last_idle(known: Iterable[tuple[Json, int]]) -> int:
+def _last_idle(pairs: Iterable[tuple[Json, int]]) -> int:
     """Return which request, in order of arrival, was the last to find nothing left to do."""
     last, end_s = 0, -inf
-    for number, (one, _) in enumerate(known):
+    for number, (one, _) in enumerate(pairs):
         if one["arrival_s"] >= end_s:
             last = number
         end_s = max(end_s, one["finish_s"])

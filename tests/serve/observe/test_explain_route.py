@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.core.step import Step
 from ridgeline.foresight.explain import CAUSES
-from ridgeline.foresight.simulator.replay_times import asked_in
+from ridgeline.foresight.simulator.replay_times import requests_in
 from ridgeline.foresight.trace import Recorded
 from ridgeline.serve.observe.trace_buffer import Forgotten, TraceBuffer, _stood_in
 from tests.lines_run import at_most_lines
@@ -199,9 +199,9 @@ def test_what_the_server_wrote_itself_is_parsed_and_not_checked(keyed: Served) -
         assert len(seen) == 7  # and the rest of the line was not read
     beside = own.around(request, 4000)
     assert beside == checked.around(whole, 4000)
-    asked = asked_in(map(_stood_in, beside))
-    assert len({id(one.params) for one in asked.values() if one.name == "texts"}) == 1
-    assert sum(one.name == "texts" for one in asked.values()) == 1 + 4000 // 16  # of the 300
+    requests = requests_in(map(_stood_in, beside))
+    assert len({id(one.params) for one in requests.values() if one.name == "texts"}) == 1
+    assert sum(one.name == "texts" for one in requests.values()) == 1 + 4000 // 16  # of the 300
 
 
 def test_a_key_with_odd_letters_is_told_of_its_requests(keyed: Served) -> None:

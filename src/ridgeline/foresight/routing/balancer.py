@@ -31,7 +31,7 @@ _FIELDS = (
 _ADDED = 3.0  # what a byte costs that is read for this prompt, against one that waits already
 _MORE_THAN_MEAN = 1.5  # times the mean number of requests, and one: beyond, a server comes last
 _FASTEST = 16.0  # times the mean: the most that a machine counts for, and the least is its inverse
-_KEPT = 0.9  # of what was measured before, at each prompt that has been read
+_DECAY = 0.9  # of what was measured before, at each prompt that has been read
 _NUM_LOOKED_AT = 16  # of many servers: those with most of the prompt, and as many in turn
 CALM_S = 300.0  # for which fewer are enough before one goes; Kubernetes' autoscaler waits as long
 
@@ -94,8 +94,8 @@ class _Machine:
 
     def note(self, num_read: int, seconds: float) -> None:
         """Take note that so much was read in this time."""
-        self._num_read = _KEPT * self._num_read + num_read
-        self._seconds = _KEPT * self._seconds + seconds
+        self._num_read = _DECAY * self._num_read + num_read
+        self._seconds = _DECAY * self._seconds + seconds
 
 
 class _ServerLoad:
@@ -187,8 +187,8 @@ class PrefixBalancer:
     def _note_change(self) -> None:
         """Sum up anew: servers come and go rarely, and what is added for ever would drift."""
         self._names = list(self._loads)
-        seen = self._seen_speeds()
-        self._speeds, self._num_seen = sum(seen), len(seen)
+        speeds = self._seen_speeds()
+        self._speeds, self._num_seen = sum(speeds), len(speeds)
 
     def _seen_speeds(self) -> list[float]:
         return [speed for load in self._loads.values() if (speed := load.machine.speed)]
@@ -249,12 +249,12 @@ class PrefixBalancer:
     def check(self) -> None:
         """Raise AssertionError if the counts contradict each other."""
         assert self._num_requests == sum(one.num_requests for one in self._loads.values())
-        held = {(key, name) for name, one in self._loads.items() for key in one.read}
+        holdings = {(key, name) for name, one in self._loads.items() for key in one.read}
         assert self._names == list(self._loads)
         speeds = self._seen_speeds()
         assert len(speeds) == self._num_seen
         assert abs(sum(speeds) - self._speeds) <= 1e-6 * sum(speeds)
-        assert held == {(key, name) for key, names in self._holders.items() for name in names}
+        assert holdings == {(key, name) for key, names in self._holders.items() for name in names}
         for one in self._loads.values():
             assert one.num_requests >= 0 <= one.unread
             assert len(one.read) <= self._max_keys

@@ -181,10 +181,10 @@ def forecast(
         left.difference_update([record.request_id for record in ended[num_before:]])
         clock.now_s += times.after(runner.num_rows, len(ended) - num_before)
         clock.wait_until(under_way_s)
-    found = {number: (one.first_token_s, inf) for number, one in engine.requests.items()}
-    found |= {record.request_id: (record.first_token_s, record.finish_s) for record in ended}
+    times_s = {number: (one.first_token_s, inf) for number, one in engine.requests.items()}
+    times_s |= {record.request_id: (record.first_token_s, record.finish_s) for record in ended}
     never = None, inf
-    seconds = {number: found.get(number, never) for number in wanted}
+    seconds = {number: times_s.get(number, never) for number in wanted}
     return {
         n: PredictedTimes(inf if first is None else first, end)
         for n, (first, end) in seconds.items()

@@ -125,14 +125,14 @@ def replay(records: Iterable[Json]) -> Replay:
             engine, *others = others
         if engine["type"] != "engine":
             raise ValueError("this is not a trace: its first line does not describe an engine")
-        settings, recorded, made = engine_of(engine), _RecordedRunner(), list[Record]()
+        settings, recorded, new_records = engine_of(engine), _RecordedRunner(), list[Record]()
         again = Engine(
             new_scheduler(settings, speculation=Speculation(recorded)),
             recorded,
             lambda: 0.0,
             max_model_len=settings.max_model_len,
             eos_ids=settings.eos_ids,
-            listeners=[made.append],
+            listeners=[new_records.append],
             new_search=new_search,
         )
         requests = {one["request_id"]: one for one in others if one["type"] == "request"}
@@ -141,13 +141,13 @@ def replay(records: Iterable[Json]) -> Replay:
             if any(request_id not in requests for request_id in record["arrived"]):
                 return Replay(number, len(requests), None, record["number"])
             recorded.record = record
-            made.clear()
+            new_records.clear()
             for request_id in record["arrived"]:
                 _enter(again, requests[request_id])
             act_as_recorded(again, record)
             with suppress(RuntimeError):  # also where nothing can run now
                 again.step(Load(record["num_outside"], record["is_read"]))
-            if difference := difference_of(record, made):
+            if difference := difference_of(record, new_records):
                 return Replay(number, len(requests), difference, None)
     except CONTRADICTIONS as error:
         raise ValueError(f"this is not a trace of this version: {error!r:.200}") from None
@@ -185,13 +185,13 @@ def act_as_recorded(engine: Engine, step: Json) -> None:
             getattr(engine, act)(request_id)
 
 
-def difference_of(step: Json, made: Iterable[Record]) -> tuple[int, Json, Json] | None:
+def difference_of(step: Json, records: Iterable[Record]) -> tuple[int, Json, Json] | None:
     """Return the step's number, what was recorded and what was decided now, where these differ.
 
-    ``made`` are the records since the step before; without one of a step nothing was decided.
+    ``records`` are those since the step before; without one of a step nothing was decided.
     """
     now: Json = {}
-    for record in made:
+    for record in records:
         if isinstance(record, StepRecord):
             now = json.loads(json.dumps(to_json(record)))
     # That one of these was paused before says nothing: they are ended first.

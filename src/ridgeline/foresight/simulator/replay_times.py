@@ -81,7 +81,7 @@ def settings_of(records: Sequence[Json]) -> EngineRecord:
     return engine_of(engine)
 
 
-def asked_in(records: Iterable[Json]) -> dict[int, SimRequest]:
+def requests_in(records: Iterable[Json]) -> dict[int, SimRequest]:
     """Return the requests of a trace that had ended, by their numbers, in order of arrival."""
     answers: dict[tuple[int, int], list[int]] = {}
     requests = []
@@ -97,18 +97,18 @@ def asked_in(records: Iterable[Json]) -> dict[int, SimRequest]:
                 for i, token in enumerate(tokens):
                     answers.setdefault((number, index if is_one else index + i), []).append(token)
     requests.sort(key=lambda one: (one["arrival_s"], one.get("pushed") or [], one["request_id"]))
-    known: dict[str, SamplingParams] = {}  # most ask for the same, and to check it takes 40 us
-    return {record["request_id"]: _asked(record, answers, known) for record in requests}
+    cache: dict[str, SamplingParams] = {}  # most ask for the same, and to check it takes 40 us
+    return {record["request_id"]: _request_of(record, answers, cache) for record in requests}
 
 
-def _asked(
+def _request_of(
     record: Json,
     answers: Mapping[tuple[int, int], list[int]],
-    known: dict[str, SamplingParams],
+    cache: dict[str, SamplingParams],
 ) -> SimRequest:
     params = repr(record["params"])
-    if params not in known:
-        known[params] = params_of(record["params"])
+    if params not in cache:
+        cache[params] = params_of(record["params"])
     ends = zip(record["finish_reasons"], lengths_of(record), strict=True)
     lengths = [_NEVER if reason in ("abort", "error") else length for reason, length in ends]
     number, before = record["request_id"], dict(enumerate(map(tuple, record["answers"])))
@@ -116,7 +116,7 @@ def _asked(
         prompt=tuple(record["prompt_token_ids"]),
         num_new=tuple(lengths),
         arrival_s=record["arrival_s"],
-        params=known[params],
+        params=cache[params],
         cache_root=bytes.fromhex(record["cache_root"]),
         name=record["name"],
         answers=tuple(
@@ -140,21 +140,21 @@ def serve_again(records: Sequence[Json]) -> ReplayResult:
 
     Raises ValueError if these are not the records of an engine.
     """
-    settings, request = settings_of(records), asked_in(records)
+    settings, requests = settings_of(records), requests_in(records)
     clock, times, new_records = Clock(), _RecordedTimes(), list[Record]()
     replica, runner = new_replica(settings, clock, times, new_records.append)
-    world = _World(replica, runner, records, request)
+    world = _World(replica, runner, records, requests)
     num_steps = num_equal = 0
     difference: tuple[int, Json, Json] | None = None
     for step in (record for record in records if record["type"] == "step"):
         clock.now_s = step["start_s"]
         times.next_s = step["schedule_s"] + step["execute_s"]
-        if not (request.keys() >= set(step["arrived"]) and world.acts_before(step)):
+        if not (requests.keys() >= set(step["arrived"]) and world.acts_before(step)):
             break
-        num_made = len(new_records)
+        num_before = len(new_records)
         num_outside = step["num_outside"] if step.get("num_pushed") is None else None
         replica.step(is_read=step["is_read"], num_outside=num_outside)
-        differs = difference_of(step, map(world.in_numbers_of_then, new_records[num_made:]))
+        differs = difference_of(step, map(world.in_numbers_of_then, new_records[num_before:]))
         num_steps += 1
         num_equal += differs is None
         difference = difference or differs
@@ -169,10 +169,10 @@ class _World:
         replica: Replica,
         runner: VirtualRunner,
         records: Iterable[Json],
-        request: Mapping[int, SimRequest],
+        requests: Mapping[int, SimRequest],
     ) -> None:
-        self._replica, self._runner, self._asked = replica, runner, request
-        self._numbers = {id(one): number for number, one in request.items()}
+        self._replica, self._runner, self._requests = replica, runner, requests
+        self._numbers = {id(one): number for number, one in requests.items()}
         ended = [record for record in records if record["type"] == "request"]
         self._pushed = {one["request_id"]: one["pushed"] for one in ended if one.get("pushed")}
         prompts = sorted((pushed, number) for number, pushed in self._pushed.items())
@@ -206,15 +206,15 @@ class _World:
         while self._to_come and self._to_come[0][0] < num_pushed:
             _, numbers = self._to_come.popleft()
             self._num_come += len(numbers)
-            replica.push(*(self._asked[number] for number in numbers))
+            replica.push(*(self._requests[number] for number in numbers))
         for number in acts["arrived"]:
             if number not in self._pushed:
-                replica.enter(self._asked[number])
+                replica.enter(self._requests[number])
         permitted = step.get("num_permitted")
         front.num_permitted = inf if permitted is None else permitted
         if num_pushed:
             replica.take(step.get("gives_way", False))
-        left = {id(self._asked[number]) for number in acts["aborted"]}
+        left = {id(self._requests[number]) for number in acts["aborted"]}
         for prompt in front.remove(lambda prompt: id(prompt.request) in left):
             replica.enter(*prompt)
         act_as_recorded(replica.engine, acts)

@@ -101,8 +101,8 @@ class SimRequest:
         """
         if num >= self.num_new[index] and num != max_tokens:  # at its longest it ends without that
             return end
-        known = self.answers[index] if self.answers else ()
-        return known[num - 1] if num <= len(known) else word
+        answer = self.answers[index] if self.answers else ()
+        return answer[num - 1] if num <= len(answer) else word
 
     def begun(self, end: int, word: int) -> tuple[tuple[int, ...], ...]:
         """Return the tokens that its answers have from elsewhere; arguments as for ``token``."""
@@ -153,16 +153,16 @@ class VirtualRunner:
     def __init__(self, clock: Clock, times: TimeModel, end: int) -> None:
         """Let ``clock`` go on as ``times`` says; ``end`` is the token that ends an answer."""
         self._clock, self._times, self._end = clock, times, end
-        self._asked: dict[int, SimRequest] = {}
+        self._requests: dict[int, SimRequest] = {}
         self.num_rows = 0
 
     def note(self, request_id: int, request: SimRequest) -> None:
         """Take what the answers of a request are."""
-        self._asked[request_id] = request
+        self._requests[request_id] = request
 
     def request(self, request_id: int) -> SimRequest:
         """Return the request that the engine knows by this number."""
-        return self._asked[request_id]
+        return self._requests[request_id]
 
     def execute(self, step: Step) -> StepOutput:
         """Let the time pass that the step takes; answer with the next token of each sequence."""
@@ -196,7 +196,7 @@ class VirtualRunner:
 
     def _token(self, request_id: int, index: int, num: int, max_tokens: int | None) -> int:
         word = _WORD + request_id
-        return self._asked[request_id].token(index, num, max_tokens, self._end, word)
+        return self._requests[request_id].token(index, num, max_tokens, self._end, word)
 
 
 class _PushedRequest(NamedTuple):
@@ -237,7 +237,7 @@ class Replica:
         self._on_add, self._new_text = on_add, new_text
         self._owners: dict[int, _PushedRequest] = {}
         self._payers: dict[int, tuple[str, bool]] = {}  # tenant, and whether in the background
-        self._held: Counter[int | None] = Counter()  # sequences in the engine, by push
+        self._num_inside: Counter[int | None] = Counter()  # sequences in the engine, by push
         self._some_leave = False
         self._closed: list[RequestRecord] = []
         self._num_entered = 0
@@ -291,7 +291,7 @@ class Replica:
         """Let in whom the engine could start. Raises ValueError if a request can never run."""
         for prompt in self.front.take(
             self.engine.scheduler.room,
-            num_inside=lambda prompt: self._held[prompt.push],
+            num_inside=lambda prompt: self._num_inside[prompt.push],
             is_busy=self.engine.has_work(),
             gives_way=gives_way,
             num_since=self.engine.num_since,
@@ -325,7 +325,7 @@ class Replica:
             prompt, _ = owners.pop(record.request_id), payers.pop(record.request_id)
             request = prompt.request
             self.ended.append(request)
-            self._held[prompt.push] -= request.num_seqs
+            self._num_inside[prompt.push] -= request.num_seqs
             if request.sampling().searches:  # beams that were not chosen are not reported
                 num_all = request.num_seqs * max(record.num_generated)
                 num_unseen = num_all - sum(record.num_generated)
@@ -352,7 +352,7 @@ class Replica:
         )
         self._owners[request_id] = prompt = _PushedRequest(request, pushed)
         self._payers[request_id] = request.tenant, request.is_background
-        self._held[prompt.push] += request.num_seqs
+        self._num_inside[prompt.push] += request.num_seqs
         self._on_add(request_id, request)
 
     def _note_end(self, record: RequestRecord) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.scheduling.policies import POLICIES
 from ridgeline.core.step import SeqId
-from ridgeline.foresight.simulator.replay_times import ReplayResult, asked_in, serve_again
+from ridgeline.foresight.simulator.replay_times import ReplayResult, requests_in, serve_again
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
 from ridgeline.system.report import counted
 
@@ -108,8 +108,8 @@ def load_of(records: Sequence[Json]) -> list[SimRequest]:
         elif record["type"] == "step" and not record["is_read"]:
             unread.update(seq[0] for seq, *_ in (*record["work"], *record["waits"]))
     return [
-        replace(asked, name=str(number), gone_s=gone_s.get(number), is_read=number not in unread)
-        for number, asked in asked_in(records).items()
+        replace(request, name=str(number), gone_s=gone_s.get(number), is_read=number not in unread)
+        for number, request in requests_in(records).items()
     ]
 
 

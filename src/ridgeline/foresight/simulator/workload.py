@@ -443,15 +443,15 @@ def _csv_rows(lines: list[str], name: str) -> Iterator[Traced | int]:
     """Yield the requests of a CSV, and 1 for each that was not answered."""
     reader = csv.DictReader(lines)
     columns = {column.strip() for column in reader.fieldnames or ()}
-    known = [names for names in (_AZURE, _BURST) if columns.issuperset(names)]
-    if not known:
+    formats = [names for names in (_AZURE, _BURST) if columns.issuperset(names)]
+    if not formats:
         raise ValueError(
             f"{name}, line 1: not a known trace. Its first line should name the columns "
             f"{','.join(_AZURE)} (Azure) or {','.join(_BURST)} (BurstGPT), or be a JSON "
             f"object: with {', '.join(_MOONCAKE)} (Mooncake), or as ridgeline serve --trace "
             "writes it"
         )
-    (when, prompt, answer), may_fail = known[0], known[0] is _BURST
+    (when, prompt, answer), may_fail = formats[0], formats[0] is _BURST
     for fields in reader:
         row = _TraceLine(name, reader.line_num, {str(key).strip(): v for key, v in fields.items()})
         arrival_s, num_answer = row.seconds(when), row.count(answer, least=0 if may_fail else 1)

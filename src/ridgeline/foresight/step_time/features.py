@@ -78,12 +78,12 @@ def of_items(items: Sequence[tuple[int, int, int]], windows: Windows = ()) -> Fe
     if not windows:
         return Features(tokens, seqs, rows, positions, pairs)
     share = 1 - sum(part for _, part in windows)
-    seen, looked = share * positions, share * pairs
+    visible, looked = share * positions, share * pairs
     for window, part in windows:
         for start, count, _ in items:
-            seen += part * (min(start, window - 1) + count)
+            visible += part * (min(start, window - 1) + count)
             looked += part * visible_pairs(start, count, window)
-    return Features(tokens, seqs, rows, seen, looked)
+    return Features(tokens, seqs, rows, visible, looked)
 
 
 def in_the_mean(parts: Sequence[tuple[float, Features]]) -> Features:
@@ -202,7 +202,7 @@ class Reach(NamedTuple):
             The most of these steps and the most of those, by the names of the counts.
         """
         pairs = zip(self._fields, self, fitted, strict=True)
-        return {name: (most, known) for name, most, known in pairs if most > _TOLERANCE * known}
+        return {name: (most, limit) for name, most, limit in pairs if most > _TOLERANCE * limit}
 
 
 def reach_of(features: Iterable[Features]) -> Reach | None:
@@ -219,10 +219,10 @@ def reach_of_run(records: Iterable[Record]) -> Reach | None:
 def as_text(excess: dict[str, tuple[int, int]]) -> str:
     """Return what ``Reach.exceeds`` found: "up to 8 sequences (measured: 4)"."""
     nouns = {"num_tokens": "tokens", "num_seqs": "sequences", "num_rows": "rows of logits"}
-    found = [
-        f"{most:,} {nouns[name]} (measured: {known:,})" for name, (most, known) in excess.items()
+    parts = [
+        f"{most:,} {nouns[name]} (measured: {limit:,})" for name, (most, limit) in excess.items()
     ]
-    return f"up to {', '.join(found)}"
+    return f"up to {', '.join(parts)}"
 
 
 _PER_BIN = 64
@@ -279,20 +279,20 @@ class Samples:
 
     def steps(self) -> list[Measured]:
         """Return all steps that are kept."""
-        return [sample for kept in self._bins for sample in kept]
+        return [sample for one in self._bins for sample in one]
 
     def thinned(self) -> list[Measured]:
         """Return at most 64 steps of each bin, evenly over all that it keeps."""
         return [
-            kept[i * len(kept) // num]
-            for kept in self._bins
-            for num in (min(len(kept), _PER_BIN),)
+            one[i * len(one) // num]
+            for one in self._bins
+            for num in (min(len(one), _PER_BIN),)
             for i in range(num)
         ]
 
     def after(self) -> list[After]:
         """Return what followed steps."""
-        return [sample for kept in self._after for sample in kept]
+        return [sample for one in self._after for sample in one]
 
 
 class Watcher:

@@ -68,15 +68,15 @@ def fit(
         x = np.vstack([x, np.array(assumed, np.float64)])
         y = np.append(y, [speed * prior.seconds(features) for features in assumed])
         weights = np.append(weights, np.full(len(assumed), _PRIOR_WEIGHT))
-    kept = _knots_with_samples(x[:, 0], knots)
-    rates = _robust(_design(x, kept), y, weights, len(steps))
-    table = np.cumsum(rates[: len(kept)])
+    knots = _knots_with_samples(x[:, 0], knots)
+    rates = _robust(_design(x, knots), y, weights, len(steps))
+    table = np.cumsum(rates[: len(knots)])
     table = np.maximum(table, SHORTEST_S)  # of a busy machine all may lie in the other rates
-    beyond, per_seq, per_row, per_position, per_pair = rates[len(kept) :]
-    if x[:, 0].max() <= kept[-1] and len(kept) > 1:  # nothing was seen there: go on as before
-        beyond = (table[-1] - table[-2]) / (kept[-1] - kept[-2])
+    beyond, per_seq, per_row, per_position, per_pair = rates[len(knots) :]
+    if x[:, 0].max() <= knots[-1] and len(knots) > 1:  # nothing was seen there: go on as before
+        beyond = (table[-1] - table[-2]) / (knots[-1] - knots[-2])
     model = StepTime(
-        tuple(kept),
+        tuple(knots),
         tuple(table.tolist()),
         per_token_s=float(beyond),
         per_seq_s=float(per_seq),
@@ -115,12 +115,12 @@ def _assumed(knots: Sequence[int]) -> list[Features]:
 def _knots_with_samples(tokens: Floats, knots: Sequence[int]) -> list[int]:
     """Return the knots that have samples near them; at least one."""
     middles = [0.0, *((a + b) / 2 for a, b in pairwise(knots)), np.inf]
-    kept = [
+    near = [
         knot
         for knot, (low, high) in zip(knots, pairwise(middles), strict=True)
         if np.count_nonzero((tokens > low) & (tokens <= high)) >= _LEAST_NEAR
     ]
-    return kept or [int(np.median(tokens))]
+    return near or [int(np.median(tokens))]
 
 
 def _design(x: Floats, knots: Sequence[int]) -> Floats:
@@ -220,7 +220,7 @@ def fitted(
         version=__version__,
         times=times,
         step_error=round(error, 4),
-        factors=tuple(factors.kept),
+        factors=tuple(factors.history),
         samples=steps,
         after=after,
     )
@@ -237,7 +237,7 @@ _REFIT_S, _SOONEST_S = 300.0, 30.0
 _CHECKED_STEPS = 1000  # over which sums are compared
 _MOST_OFF = 0.05
 _SHARE = 0.02  # of the newest value in a mean of errors
-_MOST_KEPT = 8192  # steps, for the times of requests
+_MOST_STEPS = 8192  # steps, for the times of requests
 
 
 class _PredictedTimeline:
@@ -251,9 +251,9 @@ class _PredictedTimeline:
 
     def add(self, step: StepRecord, predicted_s: float, gap_s: float, factor: float) -> None:
         """Take a step, and what was predicted for it and for the gap before it."""
-        if len(self._ends) >= _MOST_KEPT:
-            for kept in (self._starts, self._ends, self._sums, self._factors):
-                del kept[: _MOST_KEPT // 2]
+        if len(self._ends) >= _MOST_STEPS:
+            for column in (self._starts, self._ends, self._sums, self._factors):
+                del column[: _MOST_STEPS // 2]
         self._starts.append(step.start_s)
         self._ends.append(step.start_s + step.schedule_s + step.execute_s)
         self._sums.append((self._sums[-1] if self._sums else 0.0) + gap_s + predicted_s)
@@ -409,8 +409,8 @@ class PredictionMonitor:
             self._checked = [0, 0.0, 0.0]
 
     def _note_error(self, of: str, error: float) -> None:
-        known = self.errors.get(of)
-        self.errors[of] = error if known is None else known + _SHARE * (error - known)
+        before = self.errors.get(of)
+        self.errors[of] = error if before is None else before + _SHARE * (error - before)
 
     def _add_request(self, request: RequestRecord) -> None:
         """Compare a request's times with the predictions made at their start.
@@ -434,14 +434,14 @@ class PredictionMonitor:
         while self._next_fit <= self.num_steps:  # few steps show little of what there will be
             self._next_fit *= 2
         self._is_fitting, self._is_off, self._busy_s = True, False, 0.0
-        seen, before = self._watcher.samples, self._with_speeds(self.calibration)
-        samples = Samples(seen.steps(), seen.after())  # those of now
+        reservoir, before = self._watcher.samples, self._with_speeds(self.calibration)
+        samples = Samples(reservoir.steps(), reservoir.after())  # those of now
         self._start(lambda: self._fit(before, samples))
 
     def _go_on_with(self, calibration: Calibration) -> None:
         """Predict with a new fit. The speeds of before were shares of the old one's."""
         change = _ratio(self._times, calibration.times, calibration.samples)
-        factors = tuple(round(change * factor, 4) for factor in self._factors.kept)
+        factors = tuple(round(change * factor, 4) for factor in self._factors.history)
         self.calibration, self._new_calibration = replace(calibration, factors=factors), None
         self._factors, self._times = Factors(factors), calibration.times
         self.factor *= change
@@ -449,7 +449,9 @@ class PredictionMonitor:
         self._is_fitting = False
 
     def _with_speeds(self, calibration: Calibration) -> Calibration:
-        return replace(calibration, factors=tuple(self._factors.kept), total_error=self.total_error)
+        return replace(
+            calibration, factors=tuple(self._factors.history), total_error=self.total_error
+        )
 
     # --- elsewhere -----------------------------------------------------------------------------
 
