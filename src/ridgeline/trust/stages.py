@@ -270,17 +270,17 @@ def no_key() -> ApiError:
     return ApiError(503, f"{message} (--receipt-key)", code="receipts_failed")
 
 
-def add_receipts(app: FastAPI, signer: Callable[[], Signer | None]) -> None:
-    """Add the route; ``signer`` raises OSError or ValueError where there is no key."""
+def add_receipts(app: FastAPI, load_signer: Callable[[], Signer | None]) -> None:
+    """Add the route; ``load_signer`` raises OSError or ValueError where there is no key."""
 
     @app.get("/v1/receipts/key", responses=ERRORS)
     def key() -> dict[str, str]:
         """Return the public key that receipts are signed with, in PEM, and its name."""
         try:
-            found = signer()
+            signer = load_signer()
         except (OSError, ValueError):
             raise no_key() from None
-        if found is None:
+        if signer is None:
             message = "receipts are not signed here: ridgeline[receipts] is not installed"
             raise ApiError(404, message, code="receipts_unsigned")
-        return {"keyid": found.public.name, "public_key": found.public.pem}
+        return {"keyid": signer.public.name, "public_key": signer.public.pem}
