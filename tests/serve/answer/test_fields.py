@@ -203,12 +203,6 @@ def test_what_nobody_knows_in_a_part_has_its_path(coder: Served, strict: Served)
         assert "messages[0].evil is not a parameter here" in sent(strict, path, messages)[1]
 
 
-def test_our_own_bodies_take_nothing_unknown(coder: Served) -> None:
-    """No program of others sends them: a name that is wrong is a mistake."""
-    body = {"deadline": {"total_ms": 1e6, "lenght": "bound"}}
-    assert "deadline.lenght is not a parameter here" in sent(coder, COMPLETE, body)[1]
-
-
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -60,9 +60,6 @@ def test_a_model_that_is_here_is_pulled_at_once(served: Served) -> None:
 
 
 def test_a_server_of_one_model_says_how_to_have_another(served: Served) -> None:
-    status, answer, _ = served.call("/api/pull", {"model": "smollm2", "stream": False})
-    assert status == 400
-    assert "this server has 'tiny' alone: ridgeline pull" in answer["error"]
     status, data, _ = served.call("/api/pull", {"model": "smollm2"})
     last = json.loads(data.splitlines()[-1])
     assert (status, "this server has 'tiny' alone" in last["error"]) == (200, True)
@@ -165,12 +162,15 @@ def test_names_outlast_a_restart(model: Path, tmp_path: Path) -> None:
         ("DELETE", DELETE, {"model": "nope"}, 404, "there is no model 'nope'"),
         ("DELETE", DELETE, {"model": "tiny"}, 400, "ridgeline rm removes"),
         ("DELETE", DELETE, {"name": "a"}, 400, "is served here"),
+        ("POST", "/api/pull", {"model": "smollm2", "stream": False}, 400,
+         "this server has 'tiny' alone: ridgeline pull"),
         ("POST", "/api/push", {"model": "tiny"}, 501, "nothing is pushed from here"),
         ("GET", "/api/blobs/sha256:00", None, 404, "there is no blob 'sha256:00'"),
         ("POST", "/api/blobs/sha256:00", b"GGUF", 501, "no files of models are taken"),
         ("DELETE", "/api/deletes", None, 404, "did you mean /api/delete?"),
+        ("POST", "/api/generat", {}, 404, "did you mean /api/generate?"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused_by_name(
     served: Served, method: str, path: str, body: Any, status: int, words: str
 ) -> None:
@@ -182,7 +182,6 @@ def test_what_is_refused_by_name(
 
 def test_a_hint_names_a_route_that_takes_the_method(served: Served) -> None:
     assert "did you mean" not in served.call("/api/generat", None, "DELETE")[1]["error"]
-    assert "did you mean /api/generate?" in served.call("/api/generat", {})[1]["error"]
 
 
 def test_what_changes_something_is_an_operators(model: Path, tmp_path: Path) -> None:

@@ -264,7 +264,9 @@ OF_COMPLETIONS: Rows = [
     ({"deadline": {}}, "deadline.ttft_ms", "is missing, and total_ms too: give one"),
     ({"deadline": {"total_ms": 5, "length": "short"}}, "deadline.length",
      "is \"short\": it must be 'bound' or 'expected'"),
+    # No program of others sends it: a name that is wrong in it is a mistake.
     ({"deadline": {"total_ms": 5, "e2e_ms": 5}}, "deadline.e2e_ms", "is not a parameter here"),
+    ({"deadline": {"total_ms": 1e6, "lenght": "bound"}}, "deadline.lenght", "is not a para..."),
     ({"deadline": 5}, "deadline", "is 5: it must be a valid dictionary or instance of Deadline"),
     ({"deadline": {"total_ms": 5000}, "use_beam_search": True, "best_of": 2}, "deadline",
      "contradicts the rest: searches, such as beam search, cannot have a deadline"),

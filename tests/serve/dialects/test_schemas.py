@@ -86,8 +86,7 @@ def test_names_in_the_header_are_plain(thinker: Served) -> None:
 
 def test_a_strict_tool_is_refused_instead(thinker: Served) -> None:
     tool = {"type": "function", "function": FUNCTION | {"strict": True}}
-    status, error = thinker.refused(CHAT, ASK | {"tools": [tool]})
-    assert (status, error["param"]) == (400, "tools")
+    error = thinker.refused_for("tools", CHAT, ASK | {"tools": [tool]})
     assert f"{LOST}: " in error["message"]
 
 
@@ -108,8 +107,7 @@ def test_a_strict_tool_is_refused_instead(thinker: Served) -> None:
 def test_an_answer_that_must_fit_is_refused_by_name(
     served: Served, path: str, body: dict[str, Any], param: str
 ) -> None:
-    status, error = served.refused(path, body)
-    assert (status, error["param"]) == (400, param)
+    error = served.refused_for(param, path, body)
     assert "properties.a.uniqueItems: no grammar can tell that no item comes twice" in str(error)
 
 
@@ -155,8 +153,7 @@ def test_an_answer_that_gets_stuck_is_an_error(
 ) -> None:
     sampling = {} if path == "/v1/responses" else {"seed": 5}
     for temperature in (0, 1):
-        status, error = thinker.refused(path, body | sampling | {"temperature": temperature})
-        assert (status, error["param"]) == (400, param)
+        error = thinker.refused_for(param, path, body | sampling | {"temperature": temperature})
         assert "the grammar allows no token here" in error["message"]
 
 

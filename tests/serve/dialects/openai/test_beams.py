@@ -117,11 +117,9 @@ def test_all_of_best_of_may_be_streamed(served: Served) -> None:
 def test_more_beams_than_the_server_can_run_are_refused_with_the_numbers(model: Path) -> None:
     with serving(model, {"max_num_seqs": 4}, max_n=6) as served:
         wide = {"use_beam_search": True, "best_of": 7}
-        status, error = served.refused(COMPLETE, GO_ON | wide)
-        assert (status, error["param"]) == (400, "best_of")
+        error = served.refused_for("best_of", COMPLETE, GO_ON | wide)
         assert error["message"] == "best_of asks for 7: this server allows at most 6"
-        status, error = served.refused(COMPLETE, GO_ON | wide | {"best_of": 5})
-        assert (status, error["param"]) == (400, "best_of")
+        error = served.refused_for("best_of", COMPLETE, GO_ON | wide | {"best_of": 5})
         assert "best_of asks for 5 at once, but at most 4 sequences run" in error["message"]
         assert served.call(COMPLETE, GO_ON | wide | {"best_of": 4})[0] == 200
 
@@ -129,8 +127,7 @@ def test_more_beams_than_the_server_can_run_are_refused_with_the_numbers(model: 
 def test_a_width_that_the_cache_cannot_hold_is_refused_with_the_numbers(model: Path) -> None:
     with serving(model, {"kv_cache_memory": "20KiB"}) as served:
         wide = GO_ON | {"use_beam_search": True, "best_of": 16, "max_tokens": 30}
-        status, error = served.refused(COMPLETE, wide)
-        assert (status, error["param"]) == (400, "best_of"), error
+        error = served.refused_for("best_of", COMPLETE, wide)
         assert error["message"].startswith("best_of is 16: for each, prompt and answer need")
 
 

@@ -64,8 +64,7 @@ def test_alpha_0_is_greedy(searching: Served) -> None:
 def test_a_server_that_keeps_no_states_names_the_option(model: Path) -> None:
     with serving(model, {"enable_contrastive_search": False}) as served:
         for path, ask in ((CHAT, ASK), (COMPLETE, GO_ON)):
-            status, error = served.refused(path, ask | SEARCH)
-            assert (status, error["param"]) == (400, "penalty_alpha")
+            error = served.refused_for("penalty_alpha", path, ask | SEARCH)
             assert "--enable-contrastive-search" in error["message"]
         assert served.call(COMPLETE, GO_ON | {"penalty_alpha": 0})[0] == 200
 
@@ -98,15 +97,13 @@ def test_what_it_excludes_is_refused_by_name(
     searching: Served, path: str, fields: dict[str, Any], param: str
 ) -> None:
     ask = ASK if path == CHAT else GO_ON
-    status, error = searching.refused(path, ask | SEARCH | fields)
-    assert (status, error["param"]) == (400, param), error
+    searching.refused_for(param, path, ask | SEARCH | fields)
 
 
 def test_more_candidates_than_sequences_are_refused_with_the_numbers(model: Path) -> None:
     options = {"max_num_seqs": 4, "enable_contrastive_search": True}
     with serving(model, options) as served:
-        status, error = served.refused(COMPLETE, GO_ON | SEARCH | {"top_k": 5})
-        assert (status, error["param"]) == (400, "top_k")
+        error = served.refused_for("top_k", COMPLETE, GO_ON | SEARCH | {"top_k": 5})
         assert "top_k asks for 5" in error["message"]
         assert served.call(COMPLETE, GO_ON | SEARCH)[0] == 200
 
