@@ -32,7 +32,7 @@ from ridgeline.fleet.servers.worker import Draining, Worker
 from ridgeline.foresight.routing.balancer import NOTHING, PromptKeys
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.request_state import client_left
-from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, SPENT, told
+from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, SPENT, header_value
 from ridgeline.serve.tunnel.resume_log import Frames, is_diverged, spent_in
 
 _MAX_FAILED = 8  # attempts in a row without any progress, whatever ended them
@@ -347,8 +347,8 @@ class ProxiedResponse(Response):
         state, journal = scope["state"], bytes(self._journal)
         headers.append((b"x-request-id", state["request_id"].encode()))
         batch = (state["tenant"], state["seed"]) if state["is_background"] else None
-        said = told(worker.key, self._seed, state["created"], journal, batch, only_reads=only_reads)
-        headers.append((HEADER, said))
+        said = (worker.key, self._seed, state["created"], journal, batch)
+        headers.append((HEADER, header_value(*said, only_reads=only_reads)))
         url, content = f"http://localhost{path}", journal + self._body
         return httpx2.Request(scope["method"], url, headers=headers, content=content)
 

@@ -58,7 +58,7 @@ class Loras:
             headers = {"retry-after": "5"}
             raise ApiError(503, str(error), code="no_room", headers=headers) from None
         except (ValueError, OSError) as error:
-            text = self._told(error, self._adapters.path_of(name), name)
+            text = self._error_text(error, self._adapters.path_of(name), name)
             raise ApiError(404, text, param="model", code="model_not_found") from None
 
     def entries(self, base: dict[str, Any]) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class Loras:
         try:
             await in_thread(partial(self._adapters.load, name, target, in_place=in_place))
         except (ValueError, OSError) as error:
-            text = self._told(error, target, path or ".")
+            text = self._error_text(error, target, path or ".")
             raise ApiError(400, text, param="lora_path", code="invalid_value") from None
         self._created[name] = int(time.time())
 
@@ -109,7 +109,7 @@ class Loras:
         except ValueError as error:
             raise ApiError(404, str(error), param="lora_name", code="model_not_found") from None
 
-    def _told(self, error: Exception, path: Path | None, name: str) -> str:
+    def _error_text(self, error: Exception, path: Path | None, name: str) -> str:
         """Return what an error says, without where the server's files lie."""
         if isinstance(error, OSError):
             return f"{name}: {error.strerror}"

@@ -108,7 +108,7 @@ def _add_completions(app: FastAPI, server: ModelServer) -> None:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation that is given as items; nothing is stored."""
         server.check_open(body.model)
-        convert, writer = partial(chat_request, body), partial(ResponsesWriter, asked=body)
+        convert, writer = partial(chat_request, body), partial(ResponsesWriter, body=body)
         return await server.reply_in(RESPONSES, request, convert, writer)
 
     @app.post("/v1/responses/input_tokens", responses=ERRORS)

@@ -129,7 +129,7 @@ class ModelServer:
         self.fingerprint, self._plan_flags = identity.fingerprint(llm.facts), flags_of(llm.config)
         self.loras = Loras(llm.adapters, name, options.allow_lora_loading)
         self.sleep_state = SleepState(engine, llm.sleeping, options.idle_release_s)
-        self.kept, self.is_traced = llm.kv_disk, llm.trace is not None
+        self.kv_disk, self.is_traced = llm.kv_disk, llm.trace is not None
         self.stages, self.engines, self.aliases = stages, engines, Aliases(home)
         self.created = int(time.time())
         self.limits = Limits(
@@ -197,13 +197,13 @@ class ModelServer:
     def _adapter(self, model: str | None) -> str | None:
         """Return the adapter that a request names, None if that is the model or nothing."""
         alias = self.alias_of(model) if model is not None else None
-        found = self.model_of(alias.model if alias else model or "")
-        return found if found in self.loras.names else None
+        name = self.model_of(alias.model if alias else model or "")
+        return name if name in self.loras.names else None
 
     def model_of(self, name: str) -> str | None:
         """Return the name of the model or of an adapter that this is, None if it is neither."""
-        known = {*self.loras.names, *self.names}
-        return next((one for one in untagged(name) if one in known), None)
+        names = {*self.loras.names, *self.names}
+        return next((one for one in untagged(name) if one in names), None)
 
     def alias_of(self, name: str) -> Alias | None:
         """Return the alias that a name is, if what it means is here."""
@@ -366,7 +366,7 @@ class ModelServer:
             adapter=adapter,
             prediction=prediction,
         )
-        await load(self.engine, self.kept, stream)
+        await load(self.engine, self.kv_disk, stream)
         fingerprint = identity.with_adapter(self.fingerprint, adapter.digest)
         answers = ResponseBuilder(self.text, body, stream, prepared.form, room=prepared.room)
         self.note(request, PreparedRequest(body, name, fingerprint, params, answers))
@@ -378,7 +378,7 @@ class ModelServer:
         reply = Reply(self.of_replies, *parts, promising, self.deadline_admission.note_lengths)
         if state.journal is not None and body.stream:
             reply.keep(state.journal, fingerprint + (screen.digest.hex() if screen else ""))
-        return _told(reply, body, prepared, dialect)
+        return _with_notes(reply, body, prepared, dialect)
 
     def cache_root(self, tenant: str, salt: str | None = None) -> bytes:
         """Return what separates the cached prefixes of tenants, and of salts, if anything does."""
@@ -439,7 +439,7 @@ def untagged(name: str) -> tuple[str, str]:
     return name, name.removesuffix(":latest")
 
 
-def _told(
+def _with_notes(
     reply: Reply, body: ChatRequest | CompletionRequest, prepared: Prepared, dialect: Dialect
 ) -> Reply:
     """Return a reply that names what its answers are not held to."""

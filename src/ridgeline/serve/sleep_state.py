@@ -79,12 +79,12 @@ class SleepState:
     def _count(self, record: object) -> None:
         self._num_records += 1
 
-    def _look_later(self, idle_s: float, seen: int) -> None:
-        asyncio.get_running_loop().call_later(idle_s, self._look, idle_s, seen)
+    def _look_later(self, idle_s: float, num_records: int) -> None:
+        asyncio.get_running_loop().call_later(idle_s, self._look, idle_s, num_records)
 
-    def _look(self, idle_s: float, seen: int) -> None:
+    def _look(self, idle_s: float, num_records: int) -> None:
         """Sleep if nothing has happened since the last look, or else look again later."""
-        if seen == self._num_records and not self.level:
+        if num_records == self._num_records and not self.level:
             self.begin()
         self._look_later(idle_s, self._num_records)
 

@@ -241,8 +241,8 @@ def test_logprobs_are_those_of_text(thinker: Served, stream: bool, size: int) ->
     texts = ["Hello there", f"{call}{call}", "it is done"]
     tokens = [one[i : i + size] for one in texts for i in range(0, len(one), size)]
     fields = {"input": "x", "tools": [ADD], "stream": stream, **RANKED}
-    asked = ResponsesRequest.model_validate(fields)
-    chat, text = chat_request(asked), copy(thinker.llm.text)
+    body = ResponsesRequest.model_validate(fields)
+    chat, text = chat_request(body), copy(thinker.llm.text)
     text.new_text = lambda *args, **kwargs: TextStream(Pieces(tokens))  # type: ignore[method-assign]
     params = chat.params(text.default_params, text.vocab_size)
     form = MessageForm(tools=(HERMES, chat.use)) if chat.use else None
@@ -255,7 +255,7 @@ def test_logprobs_are_those_of_text(thinker: Served, stream: bool, size: int) ->
     async def response() -> dict[str, Any]:
         one = RequestStream([(1,)], params, text.new_text, StreamCaller(""))
         answers = ResponseBuilder(text, chat, one, form)
-        shape = ResponsesWriter(answers, "tiny", "", asked=asked)
+        shape = ResponsesWriter(answers, "tiny", "", body=body)
         for event in events:
             shape.take(event)
         return shape.whole()

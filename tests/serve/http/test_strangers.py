@@ -89,10 +89,10 @@ def test_never_more_than_there_is(steps: list[tuple[int, str, int]]) -> None:
         else:
             act[what]()
         for share, most in ((strangers.places, 4), (strangers.bytes, 100)):
-            sums = {name: sum(held.values()) for name, held in share._held.items()}
+            sums = {name: sum(amounts.values()) for name, amounts in share._amounts.items()}
             assert share._total == sum(sums.values()) <= most
             assert sums == {name: share._sums[name] for name in sums}
-            assert all(share._held.values())
+            assert all(share._amounts.values())
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ridgeline.serve.main import TUNNEL_KEY
-from ridgeline.serve.tunnel.middleware import HEADER, told
+from ridgeline.serve.tunnel.middleware import HEADER, header_value
 from ridgeline.serve.tunnel.resume_log import DIVERGED, Frames, spent_in
 from tests.engine.test_llm import HELLO
 from tests.serve.serving import JSON, Served, serving, without_signs
@@ -98,7 +98,7 @@ def asked(
     """Ask as a router does; return status and bytes of the answer."""
     with connected(served.port) as connection:
         headers = JSON | {"x-request-id": "same"}
-        headers[HEADER.decode()] = told(key, 77, CREATED, lines, **others).decode()
+        headers[HEADER.decode()] = header_value(key, 77, CREATED, lines, **others).decode()
         connection.request("POST", path, lines + json.dumps(body).encode(), headers)
         response = connection.getresponse()
         return response.status, response.read()

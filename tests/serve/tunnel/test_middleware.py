@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.serve.http.errors import ApiError
 from ridgeline.serve.http.keys import ANYONE
-from ridgeline.serve.tunnel.middleware import HEADER, Tunnel, told
+from ridgeline.serve.tunnel.middleware import HEADER, Tunnel, header_value
 
 CREATED = datetime(2026, 11, 27, tzinfo=UTC)
 
@@ -43,7 +43,7 @@ def vouched(said: bytes | None) -> str | None:
 
 
 def test_a_router_vouches_for_the_keys_of_its_batches() -> None:
-    said = told("ours", 1, CREATED, b"", ("anna", 5))
+    said = header_value("ours", 1, CREATED, b"", ("anna", 5))
     assert vouched(said) == "anna"
     state = seen(said)
     assert (state["is_background"], state["seed"], state["created"]) == (True, 5, CREATED)
@@ -51,7 +51,7 @@ def test_a_router_vouches_for_the_keys_of_its_batches() -> None:
 
 
 def test_other_requests_of_a_router_have_their_own_keys() -> None:
-    said = told("ours", 1, CREATED, b"")
+    said = header_value("ours", 1, CREATED, b"")
     assert vouched(said) == ""
     assert vouched(None) is None
     state = seen(said)
@@ -61,7 +61,7 @@ def test_other_requests_of_a_router_have_their_own_keys() -> None:
 
 @pytest.mark.parametrize("batch", [None, ("anna", 5)])
 def test_who_does_not_know_the_key_says_nothing(batch: tuple[str, int] | None) -> None:
-    said = told("theirs", 1, CREATED, b"", batch)
+    said = header_value("theirs", 1, CREATED, b"", batch)
     for ask in (vouched, seen):
         with pytest.raises(ApiError) as refused:
             ask(said)
@@ -69,17 +69,17 @@ def test_who_does_not_know_the_key_says_nothing(batch: tuple[str, int] | None) -
 
 
 def test_a_routers_own_requests_may_do_what_operators_may() -> None:
-    own = told("ours", 1, CREATED, b"", is_own=True)
+    own = header_value("ours", 1, CREATED, b"", is_own=True)
     assert vouched(own) == ANYONE
     assert seen(own)["is_operator"] is True
-    assert seen(told("ours", 1, CREATED, b""))["is_operator"] is False
+    assert seen(header_value("ours", 1, CREATED, b""))["is_operator"] is False
     with pytest.raises(ApiError):
-        vouched(told("theirs", 1, CREATED, b"", is_own=True))
+        vouched(header_value("theirs", 1, CREATED, b"", is_own=True))
 
 
 def test_what_no_router_says_is_refused() -> None:
     for batch in ("x", [1], {"a": 1}, ["anna", "five"]):
-        said = told("ours", 1, CREATED, b"", batch)  # type: ignore[arg-type]
+        said = header_value("ours", 1, CREATED, b"", batch)  # type: ignore[arg-type]
         with pytest.raises(ApiError) as refused:
             vouched(said)
         assert refused.value.status == 400

@@ -61,7 +61,7 @@ def test_where_nobody_answers_it_is_said_once(asked: str, monkeypatch: pytest.Mo
     url = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv(URL, url)
     said: list[str] = []
-    ask = spot._asked
+    ask = spot._ask
 
     async def watch() -> None:
         has_said, answers = asyncio.Event(), asyncio.Queue[object]()
@@ -74,7 +74,7 @@ def test_where_nobody_answers_it_is_said_once(asked: str, monkeypatch: pytest.Mo
             said.append(line)
             has_said.set()
 
-        monkeypatch.setattr(spot, "_asked", noted)
+        monkeypatch.setattr(spot, "_ask", noted)
         waiting = asyncio.ensure_future(notice_of(asked, write))
         await asyncio.wait_for(has_said.wait(), PATIENCE_S)
         for _ in range(3):  # one of each cloud; or one, and more after it was said

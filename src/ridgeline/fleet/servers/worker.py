@@ -25,7 +25,7 @@ from ridgeline.fleet.servers.remote_server import RemoteServer
 from ridgeline.fleet.servers.transport import UnixTransport
 from ridgeline.serve.http.errors import LEAVING
 from ridgeline.serve.main import TUNNEL_KEY
-from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, told
+from ridgeline.serve.tunnel.middleware import FINGERPRINT, HEADER, header_value
 from ridgeline.system.machine import Memory, memory_of
 from ridgeline.system.process import signal_of
 
@@ -184,7 +184,8 @@ class Worker:
 
     def _own(self) -> dict[str, str]:
         """Return the header of a request that is the router's own."""
-        return {HEADER.decode(): told(self.key, 0, datetime.now(UTC), b"", is_own=True).decode()}
+        value = header_value(self.key, 0, datetime.now(UTC), b"", is_own=True)
+        return {HEADER.decode(): value.decode()}
 
     @property
     def is_listening(self) -> bool:

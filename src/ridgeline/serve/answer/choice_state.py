@@ -1,4 +1,4 @@
-"""What is known of one choice of an answer and not shown yet."""
+"""What was read of one choice of an answer and is not shown yet."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ChoiceFilter(Protocol):
 
 @dataclass
 class ChoiceState:
-    """One of the choices: the part of it that is known and not yet shown."""
+    """One of the choices: the part of it that was read and is not yet shown."""
 
     index: int
     reader: AnswerReader
     filter: ChoiceFilter | None = None  # what lets its pieces out, if anything does
     pieces: list[MessageDelta] = field(default_factory=list)
     logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
-    held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
+    pending: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
     num_tokens: int = 0
     cumulative_logprob: float = 0.0  # if tokens are ranked
     finish_reason: str | None = None
@@ -52,13 +52,13 @@ class ChoiceState:
     offset: int = 0  # characters of the tokens shown, for ``text_offset``
     decode: Callable[[int], str] | None = None
     token_ids: list[int] | None = None  # where they are asked for: those not shown yet
-    kept: list[MessageDelta] | None = None  # all that was shown, if that is kept
+    shown_pieces: list[MessageDelta] | None = None  # all of them, where that is wanted
     has_prompt_ids: bool = False  # a chunk had those of the prompt
 
     @property
-    def kept_text(self) -> str:
-        """All text that was shown, if that is kept."""
-        return "".join(text for _, text in self.kept or ())
+    def shown_text(self) -> str:
+        """All text that was shown, where its pieces stay."""
+        return "".join(text for _, text in self.shown_pieces or ())
 
     @property
     def bound(self) -> str:
@@ -74,8 +74,8 @@ class ChoiceState:
     def show(self) -> list[MessageDelta]:
         """Return the pieces that are shown now, and then count as shown."""
         pieces, self.pieces = self.pieces, []
-        if self.kept is not None:
-            self.kept += pieces
+        if self.shown_pieces is not None:
+            self.shown_pieces += pieces
         return pieces
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from ridgeline.serve.http.errors import ApiError, validation_error
 
-Made = TypeVar("Made", bound=BaseModel)  # a request of OpenAI's
+Target = TypeVar("Target", bound=BaseModel)  # a request of OpenAI's
 
 
 class Dialect:
@@ -30,12 +30,12 @@ class Dialect:
         # Words in quotes are the client's own, and stay.
         self._pattern = re.compile("|".join(["'[^']*'", *map(_pattern, names)]))
 
-    def request(self, kind: type[Made], asked: BaseModel | None, fields: dict[str, Any]) -> Made:
-        """Return OpenAI's request with the same fields as ``asked``, and others.
+    def request(self, kind: type[Target], body: BaseModel | None, fields: dict[str, Any]) -> Target:
+        """Return OpenAI's request with the same fields as ``body``, and others.
 
         Raises ApiError, which names a field of OpenAI's.
         """
-        same = {name: getattr(asked, name, None) for name in self._same}
+        same = {name: getattr(body, name, None) for name in self._same}
         try:
             return kind.model_validate(fields | same)
         except ValidationError as error:

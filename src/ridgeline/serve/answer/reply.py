@@ -206,11 +206,11 @@ class OpenAiWriter:
         """Return all texts that were shown, by their places in the answer."""
         chosen = self._answers.chosen
         if not isinstance(self._body, ChatRequest):
-            return {f"choices[{one.index}].text": one.kept_text for one in chosen}
+            return {f"choices[{one.index}].text": one.shown_text for one in chosen}
         return {
             f"choices[{one.index}].message.{place}": text
             for one in chosen
-            for place, text in texts_of(one.kept or ()).items()
+            for place, text in texts_of(one.shown_pieces or ()).items()
         }
 
 

@@ -95,7 +95,7 @@ class ResponseBuilder:
         self.stages, self._filter = row
         if row.stages:  # at the end they are told what was shown
             for answer in self.choices:
-                answer.kept = []
+                answer.shown_pieces = []
         if row.filter:
             for answer in self.choices:
                 answer.filter = row.filter.choice(answer.index // self.stream.params.num_answers)
@@ -170,28 +170,28 @@ class ResponseBuilder:
         if event.logprobs:
             answer.cumulative_logprob += event.logprobs.logprob
         if answer.filter:
-            told = answer.filter.let_out(answer, pieces, event)
+            entries = answer.filter.let_out(answer, pieces, event)
         else:
             answer.pieces += pieces
-            told = self._told(answer, event, prompt)
-        if self._tells_ids and told:
-            answer.token_ids = [*(answer.token_ids or ()), *(one.token for one in told)]
+            entries = self._shown_entries(answer, event, prompt)
+        if self._tells_ids and entries:
+            answer.token_ids = [*(answer.token_ids or ()), *(one.token for one in entries)]
         if self._with_logprobs:
-            answer.logprobs += told
+            answer.logprobs += entries
 
-    def _told(self, answer: ChoiceState, event: Event, prompt: int) -> list[TokenLogprobs]:
+    def _shown_entries(self, answer: ChoiceState, event: Event, prompt: int) -> list[TokenLogprobs]:
         """Return the tokens whose text is shown now: none tells what the text holds back."""
         if not (self._with_logprobs or self._tells_ids):
             return []
-        if answer.held is None:
-            answer.held = self.new_held(prompt)
+        if answer.pending is None:
+            answer.pending = self.new_pending(prompt)
         if event.token is not None:
             entry = event.logprobs or TokenLogprobs(event.token, 0.0, 0, ())
-            answer.held.feed(event.token, entry)
+            answer.pending.feed(event.token, entry)
         is_over = event.finish_reason is not None
-        return answer.held.take(len(event.text), answer.reader.num_held, is_over=is_over)
+        return answer.pending.take(len(event.text), answer.reader.num_held, is_over=is_over)
 
-    def new_held(self, prompt: int) -> HeldEntries[Any]:
+    def new_pending(self, prompt: int) -> HeldEntries[Any]:
         """Return what holds back the tokens of an answer to a prompt as long as their text is."""
         params = replace(self._stream.params, stop=())
         return HeldEntries(self._text.new_text(self._stream.prompts[prompt], params, self._form))
@@ -317,31 +317,31 @@ class ResponseBuilder:
             said["prompt_token_ids"] = list(self._stream.prompts[index]) if may_show else []
         if self._body.prompt_logprobs is not None and may_show:
             most, entries = self._body.prompt_logprobs, self._requests[index].prompt_logprobs
-            told = [entries.get(i, token) for i, token in enumerate(self._stream.prompts[index])]
+            visible = [entries.get(i, token) for i, token in enumerate(self._stream.prompts[index])]
             if self._filter:
-                told = self._filter.told_of_prompt(told)
+                visible = self._filter.told_of_prompt(visible)
             said["prompt_logprobs"] = [
                 self._ranked(entries[i], one, most) if isinstance(one, TokenLogprobs) else None
-                for i, one in enumerate(told)
+                for i, one in enumerate(visible)
             ]
         return said
 
     def _ranked(
-        self, entry: TokenLogprobs, told: TokenLogprobs, most: int
+        self, entry: TokenLogprobs, visible: TokenLogprobs, most: int
     ) -> dict[str, schemas.PromptLogprob]:
         """Return a token of the prompt and the likeliest in its place, by their ids, as text.
 
-        Of these ``told`` has the ones that may be shown.
+        Of these ``visible`` has the ones that may be shown.
         """
         places = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
-        shown = [(told.token, told.logprob), *(one for one in entry.top[:most] if one in told.top)]
+        top = [one for one in entry.top[:most] if one in visible.top]
         return {
             str(token): {
                 "logprob": max(logprob, _LOWEST_LOGPROB),
                 "rank": places.get(token),  # unknown where it is not among those
                 "decoded_token": self._text.spell(token),
             }
-            for token, logprob in shown
+            for token, logprob in [(visible.token, visible.logprob), *top]
         }
 
     def _ended(self, answer: ChoiceState, choice: Choice) -> Choice:
@@ -465,10 +465,10 @@ class ResponseBuilder:
         if self._reasons:
             details["reasoning_tokens"] = self.num_reasoning
         if self._stream.prediction:
-            right = sum(r.num_accepted_tokens for r in self._requests.values())
-            made = sum(r.num_draft_tokens for r in self._requests.values())
-            details["accepted_prediction_tokens"] = right
-            details["rejected_prediction_tokens"] = made - right
+            num_accepted = sum(r.num_accepted_tokens for r in self._requests.values())
+            num_drafts = sum(r.num_draft_tokens for r in self._requests.values())
+            details["accepted_prediction_tokens"] = num_accepted
+            details["rejected_prediction_tokens"] = num_drafts - num_accepted
         return details
 
     def num_tokens_of(self, index: int) -> int:

@@ -121,31 +121,31 @@ class RequestFile:
 
     def lines(self) -> Iterator[RequestLine]:
         """Yield the requests in order. Raises ValueError or OSError if it cannot be read at all."""
-        seen: set[str] = set()
+        ids: set[str] = set()
         read = self._of_table if self._separator else self._of_lines
-        for index, (number, found) in enumerate(read()):
+        for index, (number, record) in enumerate(read()):
             custom_id, url, body = None, "", dict[str, Any]()
             try:
-                if isinstance(found, _Wrong):
-                    raise found
-                custom_id = found.get("custom_id")
-                custom_id, url, body = self._checked(found, seen)
+                if isinstance(record, _Wrong):
+                    raise record
+                custom_id = record.get("custom_id")
+                custom_id, url, body = self._checked(record, ids)
                 problem = ""
             except _Wrong as wrong:
                 problem = str(wrong)
             known_id = custom_id if isinstance(custom_id, str) else None
             if known_id is not None:
-                seen.add(known_id)
+                ids.add(known_id)
             yield RequestLine(index, number, known_id, url, body, problem)
 
-    def _checked(self, found: Mapping[str, Any], seen: set[str]) -> tuple[str, str, dict[str, Any]]:
+    def _checked(self, record: Mapping[str, Any], ids: set[str]) -> tuple[str, str, dict[str, Any]]:
         """Return id, url and body of a request. Raises _Wrong."""
-        custom_id, url, body = (found.get(name) for name in ("custom_id", "url", "body"))
+        custom_id, url, body = (record.get(name) for name in ("custom_id", "url", "body"))
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MOST_ID_CHARS:
             raise _Wrong(f"custom_id must be text of 1 to {_MOST_ID_CHARS} characters")
-        if custom_id in seen:
+        if custom_id in ids:
             raise _Wrong(f"custom_id {custom_id!r:.80} is that of an earlier line")
-        if (method := found.get("method", "POST")) != "POST":
+        if (method := record.get("method", "POST")) != "POST":
             raise _Wrong(f"method is {method!r:.80}: it must be POST")
         if url not in URLS:
             raise _Wrong(f"url is {url!r:.80}: it must be one of {_listed()}")
@@ -201,9 +201,9 @@ class RequestFile:
             rows = csv.DictReader(file, delimiter=self._separator, restval=None)
             try:
                 if self.column not in (names := rows.fieldnames or ()):
-                    known = ", ".join(map(repr, names)) or "none"
+                    columns = ", ".join(map(repr, names)) or "none"
                     raise ValueError(
-                        f"{self.path.name} has no column {self.column!r}; it has {known}"
+                        f"{self.path.name} has no column {self.column!r}; it has {columns}"
                     )
                 for number, row in enumerate(rows, start=1):
                     try:

@@ -86,12 +86,12 @@ class BatchProgress:
 
     def _check_batch(self, line: bytes, batch: Mapping[str, Any]) -> None:
         try:
-            known = json.loads(line)
+            header = json.loads(line)
         except ValueError:
-            known = None
-        if not isinstance(known, dict) or "form" not in known:
+            header = None
+        if not isinstance(header, dict) or "form" not in header:
             raise ValueError(f"{self.path}: this is not the journal of a batch")
-        if other := [name for name in {**known, **batch} if known.get(name) != batch.get(name)]:
+        if other := [name for name in {**header, **batch} if header.get(name) != batch.get(name)]:
             raise ValueError(
                 f"{self.path} was started with another {', '.join(sorted(other))}: remove it "
                 "to start again, or use the same as before to resume"
@@ -175,11 +175,11 @@ class ItemRequest(NamedTuple):
 
 
 class ItemResponse(NamedTuple):
-    """The answer: a status of HTTP, JSON, and what is to be told beside it, by name."""
+    """The answer: a status of HTTP, JSON, and notes beside it, by name: see ``LocalClient``."""
 
     status: int
     body: bytes
-    told: Mapping[str, str] = {}
+    notes: Mapping[str, str] = {}
 
 
 class Stopped(Exception):
@@ -233,8 +233,8 @@ class BatchRun:
             ItemRequest(line.url, line.body, f"batch-{name}", self._seed_of(line))
         )
         custom_id = json.dumps(line.custom_id).encode()
-        told = b", " + json.dumps(answer.told).encode()[1:-1] if answer.told else b""
-        of_answer = answer.status, name.encode(), told, answer.body
+        notes = b", " + json.dumps(answer.notes).encode()[1:-1] if answer.notes else b""
+        of_answer = answer.status, name.encode(), notes, answer.body
         data = _ENTRY % (name.encode(), custom_id, *of_answer)
         self._progress.write(line.index, data, is_completed=answer.status == 200)
         report()

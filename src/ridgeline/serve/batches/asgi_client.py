@@ -26,7 +26,7 @@ _MOST_PAUSE_S = 5.0
 # What is answered with 503 though others can be answered: the model is not there, or a server has
 # ended twice by this request. A server that hangs is started again, and so is a helper process.
 _FINAL, _PASSING = ("model_not_loaded", "model_ended"), ("model_hung", "no_process")
-_TOLD = {"ignored": IGNORED, "capped": CAPPED}  # by what lines of output call it
+_NOTES = {"ignored": IGNORED, "capped": CAPPED}  # by what lines of output call it
 
 
 class LocalClient:
@@ -55,43 +55,43 @@ class LocalClient:
         self._caller = f"{tenant} batch" if is_background else tenant  # has turns of its own
         self._is_background, self._renamed = is_background, renamed
 
-    async def __call__(self, asked: ItemRequest) -> ItemResponse:
+    async def __call__(self, request: ItemRequest) -> ItemResponse:
         """Return the answer to a request; while there is no room for it, wait and ask again.
 
         Raises Stopped if the server takes no requests any more, or one could not be noted.
         """
-        body = dict(asked.body)
+        body = dict(request.body)
         if isinstance(body.get("model"), str):
             body["model"] = self._renamed(body["model"])
         data = await in_thread(lambda: json.dumps(body).encode())  # it may be long
         while True:
-            reply = await self._once(asked, data)
+            reply = await self._once(request, data)
             code = reply.code if reply.status == 503 else None
             if reply.status == 503 and code not in (*_FINAL, *_PASSING):
                 raise Stopped(reply.message)
             if reply.status != 429 and code not in _PASSING:
-                told = {name: reply.headers[h] for name, h in _TOLD.items() if h in reply.headers}
-                return ItemResponse(reply.status, bytes(reply.body), told)
+                notes = {name: reply.headers[h] for name, h in _NOTES.items() if h in reply.headers}
+                return ItemResponse(reply.status, bytes(reply.body), notes)
             pause_s = float(reply.headers.get("retry-after", _MOST_PAUSE_S))
             await asyncio.sleep(min(pause_s, _MOST_PAUSE_S))
 
-    async def _once(self, asked: ItemRequest, body: bytes) -> _CollectedResponse:
+    async def _once(self, request: ItemRequest, body: bytes) -> _CollectedResponse:
         CALLER.set(self._caller)
         reply, unread = _CollectedResponse(), [body]
         state: RequestState = {
             "note": {},
-            "request_id": asked.request_id,
+            "request_id": request.request_id,
             "arrived_s": time.monotonic(),
             "created": datetime.fromtimestamp(time.time()).astimezone(),
-            "path": asked.url,
+            "path": request.url,
             "tenant": self._tenant,
             "is_operator": False,
             "is_background": self._is_background,
-            "seed": asked.seed,
+            "seed": request.seed,
             "journal": None,
         }
         headers = {"host": "localhost", "content-type": "application/json"}
-        scope = local_scope("POST", asked.url, headers, state)
+        scope = local_scope("POST", request.url, headers, state)
         STATE.set(state)
         if self._observer:
             return await self._observed(self._observer, scope, reply, unread)

@@ -77,16 +77,16 @@ class BatchRequest(RequestModel):
 def add_batches(app: FastAPI, batches: Batches | str, options: ServeOptions) -> None:
     """Add the routes to an application; instead of ``batches`` there may be why there are none."""
 
-    def kept() -> Batches:
+    def get_batches() -> Batches:
         if isinstance(batches, str):
             raise ApiError(503, batches, code="no_files")
         return batches
 
-    _add_files(app, kept, options)
-    _add_batches(app, kept)
+    _add_files(app, get_batches, options)
+    _add_batches(app, get_batches)
 
 
-def _add_files(app: FastAPI, kept: Callable[[], Batches], options: ServeOptions) -> None:
+def _add_files(app: FastAPI, get_batches: Callable[[], Batches], options: ServeOptions) -> None:
     most_bytes = options.max_stored_bytes
     num_uploads: Counter[str] = Counter()
 
@@ -108,7 +108,7 @@ def _add_files(app: FastAPI, kept: Callable[[], Batches], options: ServeOptions)
     async def upload(request: Request) -> dict[str, Any]:
         """Keep a file of requests, for a batch."""
         owner = request.state.owner
-        owned: OwnerFiles = kept().store.of(owner)
+        owned: OwnerFiles = get_batches().store.of(owner)
         if owned.num_bytes >= most_bytes or len(owned.files) >= _MOST_FILES:
             raise _full(owned, most_bytes)
         with one_upload(owner):
@@ -125,77 +125,77 @@ def _add_files(app: FastAPI, kept: Callable[[], Batches], options: ServeOptions)
     @app.get(UPLOADS, responses=ERRORS)
     async def files(request: Request) -> dict[str, Any]:
         """List the caller's files, the newest first unless ``order`` says otherwise."""
-        known = list(kept().store.of(request.state.owner).files.values())
+        files = list(get_batches().store.of(request.state.owner).files.values())
         purpose = request.query_params.get("purpose")
-        known = [file for file in known if purpose in (None, file.purpose)]
-        return _page(known, request.query_params, most=_MOST_FILES, usual=_MOST_FILES)
+        files = [file for file in files if purpose in (None, file.purpose)]
+        return _page(files, request.query_params, most=_MOST_FILES, usual=_MOST_FILES)
 
     @app.get(UPLOADS + "/{file_id}", responses=ERRORS)
     async def file(file_id: str, request: Request) -> dict[str, Any]:
         """Return what is known of a file."""
-        return _file(kept(), request, file_id).shown()
+        return _file(get_batches(), request, file_id).shown()
 
     @app.get(UPLOADS + "/{file_id}/content", responses=ERRORS, response_class=FileResponse)
     async def content(file_id: str, request: Request) -> Response:
         """Return what stands in a file."""
-        batches = kept()
-        known = _file(batches, request, file_id)
-        path = batches.store.of(request.state.owner).content(known.id)
+        batches = get_batches()
+        file = _file(batches, request, file_id)
+        path = batches.store.of(request.state.owner).content(file.id)
         return FileResponse(path, media_type="application/jsonl")
 
     @app.delete(UPLOADS + "/{file_id}", responses=ERRORS)
     async def delete(file_id: str, request: Request) -> dict[str, Any]:
         """Delete a file that no batch reads any more."""
-        batches = kept()
-        known = _file(batches, request, file_id)
+        batches = get_batches()
+        file = _file(batches, request, file_id)
         owned: OwnerFiles = batches.store.of(request.state.owner)
         for batch in owned.batches.values():
-            if known.id == batch.input_file_id and not batch.is_over:
+            if file.id == batch.input_file_id and not batch.is_over:
                 message = f"{batch.id} reads this file: cancel it first, or wait for its end"
                 raise ApiError(409, message, param="file_id", code="file_in_use")
-        owned.delete(known.id)
-        return {"id": known.id, "object": "file", "deleted": True}
+        owned.delete(file.id)
+        return {"id": file.id, "object": "file", "deleted": True}
 
 
-def _add_batches(app: FastAPI, kept: Callable[[], Batches]) -> None:
+def _add_batches(app: FastAPI, get_batches: Callable[[], Batches]) -> None:
     path = "/v1/batches"
 
     @app.post(path, responses=ERRORS)
     async def create(body: BatchRequest, request: Request) -> dict[str, Any]:
         """Answer the requests of a file, while nobody waits for others."""
-        batches: Batches = kept()
-        known = _file(batches, request, body.input_file_id, "input_file_id")
-        if known.purpose != "batch":
-            message = f"the purpose of {known.id} is {known.purpose}: upload one with batch"
+        batches: Batches = get_batches()
+        file = _file(batches, request, body.input_file_id, "input_file_id")
+        if file.purpose != "batch":
+            message = f"the purpose of {file.id} is {file.purpose}: upload one with batch"
             raise ApiError(400, message, param="input_file_id", code="invalid_value")
         owner = request.state.owner
         is_open = [not batch.is_over for batch in batches.store.of(owner).batches.values()]
         if sum(is_open) >= _MOST_OPEN:
             message = f"{_MOST_OPEN} batches of this key are not over: wait for one, or cancel it"
             raise ApiError(429, message, code="too_many_batches", headers={"retry-after": "60"})
-        asked = {"completion_window": body.completion_window, "metadata": body.metadata}
-        return batches.new(owner, body.endpoint, known.id, **asked).shown()
+        options = {"completion_window": body.completion_window, "metadata": body.metadata}
+        return batches.new(owner, body.endpoint, file.id, **options).shown()
 
     @app.get(path, responses=ERRORS)
     async def listing(request: Request) -> dict[str, Any]:
         """List the caller's batches, the newest first."""
-        known = list(kept().store.of(request.state.owner).batches.values())
-        return _page(known, request.query_params, most=100, usual=20)
+        batches = list(get_batches().store.of(request.state.owner).batches.values())
+        return _page(batches, request.query_params, most=100, usual=20)
 
     @app.get(path + "/{batch_id}", responses=ERRORS)
     async def batch(batch_id: str, request: Request) -> dict[str, Any]:
         """Return how far a batch is."""
-        return _batch(kept(), request, batch_id).shown()
+        return _batch(get_batches(), request, batch_id).shown()
 
     @app.post(path + "/{batch_id}/cancel", responses=ERRORS)
     async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
         """Ask no more of a batch's requests; what is answered can be read."""
-        batches: Batches = kept()
-        known = _batch(batches, request, batch_id)
-        if known.is_over:
-            message = f"{known.id} is over: it is {known.status}"
+        batches: Batches = get_batches()
+        batch = _batch(batches, request, batch_id)
+        if batch.is_over:
+            message = f"{batch.id} is over: it is {batch.status}"
             raise ApiError(409, message, param="batch_id", code="batch_over")
-        return batches.cancel(request.state.owner, known.id).shown()
+        return batches.cancel(request.state.owner, batch.id).shown()
 
 
 def _checked(form: FormData) -> tuple[UploadFile, str]:
@@ -233,7 +233,7 @@ def _full(owned: OwnerFiles, most_bytes: int) -> ApiError:
 
 
 def _page(
-    known: Sequence[StoredFile | StoredBatch], query: Mapping[str, str], *, most: int, usual: int
+    entries: Sequence[StoredFile | StoredBatch], query: Mapping[str, str], *, most: int, usual: int
 ) -> dict[str, Any]:
     """Return a part of a list as OpenAI does. Raises ApiError."""
     order, limit = query.get("order", "desc"), query.get("limit", str(usual))
@@ -243,7 +243,7 @@ def _page(
     if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= most):
         message = f"limit is {limit!r:.80}: it must be a number from 1 to {most}"
         raise ApiError(400, message, param="limit", code="invalid_value")
-    shown = [one.shown() for one in (known[::-1] if order == "desc" else known)]
+    shown = [one.shown() for one in (entries[::-1] if order == "desc" else entries)]
     if (after := query.get("after")) is not None:
         ids = [one["id"] for one in shown]
         if after not in ids:

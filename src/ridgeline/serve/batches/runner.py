@@ -71,13 +71,13 @@ class Batches:
         if owner not in self._workers and not self._is_closing:
             self._workers[owner] = asyncio.create_task(self._work(owner))
 
-    def new(self, owner: str, endpoint: str, input_file_id: str, **asked: Any) -> StoredBatch:
-        """Take a batch, which will run in its turn; ``asked`` are further fields of it.
+    def new(self, owner: str, endpoint: str, input_file_id: str, **options: Any) -> StoredBatch:
+        """Take a batch, which will run in its turn; ``options`` are further fields of it.
 
         Raises OSError.
         """
         now_s, seed = int(time.time()), secrets.randbits(63)
-        batch = StoredBatch(new_id("batch_"), now_s, endpoint, input_file_id, seed=seed, **asked)
+        batch = StoredBatch(new_id("batch_"), now_s, endpoint, input_file_id, seed=seed, **options)
         self.store.of(owner).keep(batch)
         self.wake(owner)
         return batch

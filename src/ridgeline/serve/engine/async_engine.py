@@ -78,7 +78,7 @@ class AsyncEngine(EngineClient):
         self._callbacks: list[Callable[[], None]] = []
         self._stopping = False
         self._owners: dict[int, tuple[RequestStream, int]] = {}  # by the engine's request id
-        self._held: Counter[RequestStream] = Counter()  # sequences in the engine
+        self._num_seqs: Counter[RequestStream] = Counter()  # in the engine
         self._unseen: dict[int, Request] = {}  # of which no event was sent yet
         self._reports = PromptReports()
         self._closed: list[RequestRecord] = []
@@ -229,9 +229,9 @@ class AsyncEngine(EngineClient):
 
     def gauges(self) -> dict[str, float]:
         """Return how full the engine is now, by the names of metrics. Any thread may call."""
-        found = self._engine.gauges()
-        found["num_requests_waiting"] += self.num_queued
-        return found
+        values = self._engine.gauges()
+        values["num_requests_waiting"] += self.num_queued
+        return values
 
     def _waiting(self) -> list[tuple[RequestStream, int]]:
         with self._wake:
@@ -267,7 +267,7 @@ class AsyncEngine(EngineClient):
             gave_way, gives_way = self._front.load.gives_way, self._is_waited_for()
             arrivals = self._front.take(
                 self._engine.scheduler.room,
-                num_inside=lambda item: self._held[item[0]],
+                num_inside=lambda item: self._num_seqs[item[0]],
                 is_busy=self._engine.has_work(),
                 gives_way=gives_way,
                 num_since=self._engine.num_since,
@@ -294,8 +294,8 @@ class AsyncEngine(EngineClient):
             _log.exception("a look at the engine failed")
 
     def _is_wanted(self) -> bool:
-        asked = self._stopping or self._gone or self._callbacks or self._pauses
-        if asked or self.lost() or self._front.is_wanted or self._engine.has_work():
+        has_orders = self._stopping or self._gone or self._callbacks or self._pauses
+        if has_orders or self.lost() or self._front.is_wanted or self._engine.has_work():
             return True
         rests = self._front.has_background or self._front.load.gives_way
         return rests and not self._is_waited_for()
@@ -379,7 +379,7 @@ class AsyncEngine(EngineClient):
             why = StreamError("the request failed; the server's log says more")
             self.call(self.abandon, stream, why)
             return
-        self._held[stream] += params.num_seqs
+        self._num_seqs[stream] += params.num_seqs
         self._owners[request_id] = stream, index
         self._unseen[request_id] = request = self._engine.requests[request_id]
         if stream.tells_progress:
@@ -405,9 +405,9 @@ class AsyncEngine(EngineClient):
             if stream.params.searches:  # beams that were not chosen send no events
                 num_all = stream.params.num_seqs * max(record.num_generated)
                 self._charge(stream, num_all - sum(record.num_generated))
-            self._held[stream] -= stream.params.num_seqs
-            if not self._held[stream]:
-                del self._held[stream]
+            self._num_seqs[stream] -= stream.params.num_seqs
+            if not self._num_seqs[stream]:
+                del self._num_seqs[stream]
                 self._lagging.discard(stream)
             self._unseen.pop(record.request_id, None)
             self._reports.drop(record.request_id)
@@ -438,7 +438,7 @@ class AsyncEngine(EngineClient):
             _log.exception("the engine cannot go on")
             self.error = f"the engine has stopped: {type(error).__name__}"
         self._owners.clear()
-        self._held.clear()
+        self._num_seqs.clear()
         self._lagging.clear()
         self._unseen.clear()
         self._reports.clear()
@@ -515,7 +515,7 @@ class PromptReports:
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[RequestStream, int, Request]] = {}  # by the request's id
-        self._told: dict[int, int] = {}  # how far each was when it was last told
+        self._num_reported: dict[int, int] = {}  # how far each was at its last report
 
     def add(self, stream: RequestStream, index: int, request: Request) -> None:
         """Tell of a prompt of a stream from now on."""
@@ -524,12 +524,12 @@ class PromptReports:
     def drop(self, request_id: int) -> None:
         """Tell no more of a request that is over."""
         self._open.pop(request_id, None)
-        self._told.pop(request_id, None)
+        self._num_reported.pop(request_id, None)
 
     def clear(self) -> None:
         """Tell no more of any."""
         self._open.clear()
-        self._told.clear()
+        self._num_reported.clear()
 
     def take(self, now_s: float) -> Iterator[tuple[RequestStream, StreamEvent]]:
         """Yield what is new since the last call; first of each prompt, how much was cached."""
@@ -539,11 +539,11 @@ class PromptReports:
             length, num_cached = len(request.prompt), request.num_cached_tokens
             is_done = request.first_token_s is not None
             num_computed = length if is_done else min(request.sequences[0].num_computed, length)
-            if request_id not in self._told:
-                self._told[request_id] = num_cached
+            if request_id not in self._num_reported:
+                self._num_reported[request_id] = num_cached
                 yield stream, (index, PromptProgress(length, num_cached, num_cached, 0.0))
-            if num_computed > self._told[request_id]:
-                self._told[request_id] = num_computed
+            if num_computed > self._num_reported[request_id]:
+                self._num_reported[request_id] = num_computed
                 time_s = now_s - request.scheduled_s
                 yield stream, (index, PromptProgress(length, num_cached, num_computed, time_s))
             if num_computed == length:

@@ -45,32 +45,32 @@ def _settle(done: asyncio.Future[Any], value: Any, error: Exception | None) -> N
         done.set_result(value) if error is None else done.set_exception(error)
 
 
-async def load(engine: EngineClient, kept: Tier | None, stream: RequestStream) -> None:
+async def load(engine: EngineClient, kv_disk: Tier | None, stream: RequestStream) -> None:
     """Put what files have of a stream's prompts into the engine's cache."""
-    if kept is None or stream.params.prompt_logprobs is not None:  # these are computed whole
+    if kv_disk is None or stream.params.prompt_logprobs is not None:  # these are computed whole
         return
     root = stream.cache_root + stream.adapter.digest
     for prompt in stream.prompts:
-        await read(engine, kept, prompt, root)
+        await read(engine, kv_disk, prompt, root)
 
 
 async def read(
     engine: EngineClient,
-    kept: Tier,
+    kv_disk: Tier,
     tokens: tuple[int, ...],
     root: bytes,
     *,
     is_asked: bool = False,
 ) -> None:
     """Put what is worth it of a prompt into the cache, or all that files have if ``is_asked``."""
-    pieces = kept.pieces(tokens, root, is_asked=is_asked)
+    pieces = kv_disk.pieces(tokens, root, is_asked=is_asked)
     while (place := await in_thread(next, pieces, None)) is not None:
         if not await between_steps(engine, place):
             break
 
 
-async def write(engine: EngineClient, kept: Tier, tokens: tuple[int, ...], root: bytes) -> None:
+async def write(engine: EngineClient, kv_disk: Tier, tokens: tuple[int, ...], root: bytes) -> None:
     """Have what memory has of a sequence in files."""
-    pieces = kept.saving(tokens, root)
+    pieces = kv_disk.saving(tokens, root)
     while (keep := await in_thread(next, pieces, None)) is not None:
         await between_steps(engine, keep)

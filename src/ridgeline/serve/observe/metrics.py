@@ -50,14 +50,14 @@ class CountSources(NamedTuple):
         gauges: how things stand now.
         num_lost: how many records the trace has lost.
         adapters: how many requests have each adapter.
-        kept: what became of blocks that files keep.
+        kv_disk: what became of blocks that files keep.
         num_unnoted: how many requests could not be noted; None where nothing notes them.
     """
 
     gauges: Callable[[], Mapping[str, float]]
     num_lost: Callable[[], int]
     adapters: Callable[[], Mapping[str, int]]
-    kept: Callable[[], Mapping[str, int]]
+    kv_disk: Callable[[], Mapping[str, int]]
     num_unnoted: Callable[[], int | None]
 
 
@@ -80,7 +80,7 @@ class Metrics:
         deadline.
         """
         self._model, self.monitor, self.margin = model_name, monitor, margin
-        self._gauges, self._num_lost, self._adapters, self._kept, self._num_unnoted = sources
+        self._gauges, self._num_lost, self._adapters, self._kv_disk, self._num_unnoted = sources
         self._lock = threading.Lock()
         self._counted, self._grammars = Counts(), Spread(STEP_S)
         self._promises: Counter[str] = Counter(kept=0, broken=0, in_time=0, late=0, refused=0)
@@ -158,7 +158,7 @@ class Metrics:
         text = "Requests that have an adapter."
         yield self._by("lora_name", gauge, "lora_requests", text, self._adapters())
         text = "Blocks and states of the cache that files keep: what became of them."
-        yield self._by("what", counter, "kv_disk_blocks", text, self._kept())
+        yield self._by("what", counter, "kv_disk_blocks", text, self._kv_disk())
         for name, value in self._counted.counters().items():
             yield self._one(counter, name, COUNTERS[name], value)
         text = "Records that --trace could not write."

@@ -77,16 +77,16 @@ def add_sleep(app: FastAPI, sleep_state: SleepState) -> None:
     async def sleep(request: Request) -> dict[str, Any]:
         """Give memory back until the next request: 1 the cache's, 2 also that of weights."""
         check_operator(request.state)
-        asked = await _asked(request)
-        given = await sleep_state.sleep(asked.level, wait=asked.wait)
-        return _told(sleep_state) | {"given_back_bytes": given}
+        sleep_request = await _sleep_request(request)
+        given = await sleep_state.sleep(sleep_request.level, wait=sleep_request.wait)
+        return _sleep_status(sleep_state) | {"given_back_bytes": given}
 
     @app.post("/v1/wake", include_in_schema=False)
     async def wake(request: Request) -> dict[str, Any]:
         """Be awake, without a request."""
         check_operator(request.state)
         await sleep_state.wake()
-        return _told(sleep_state)
+        return _sleep_status(sleep_state)
 
     @app.post("/sleep", include_in_schema=False)
     async def sleep_as_vllm(request: Request) -> Response:
@@ -104,7 +104,7 @@ def add_sleep(app: FastAPI, sleep_state: SleepState) -> None:
         return {"is_sleeping": sleep_state.level > 0}
 
 
-async def _asked(request: Request) -> SleepRequest:
+async def _sleep_request(request: Request) -> SleepRequest:
     """Return what a request asks for, in its body or, as vLLM's, in its query."""
     body = await request.body()
     if not body:
@@ -113,9 +113,9 @@ async def _asked(request: Request) -> SleepRequest:
             with suppress(ValueError, RecursionError):  # as it is then, it is refused by its name
                 query[name] = json.loads(query[name])
         body = json.dumps(query).encode()
-    asked: SleepRequest = await in_turn(request.app.state.work, _BODY, body)
-    return asked
+    sleep_request: SleepRequest = await in_turn(request.app.state.work, _BODY, body)
+    return sleep_request
 
 
-def _told(sleep_state: SleepState) -> dict[str, Any]:
+def _sleep_status(sleep_state: SleepState) -> dict[str, Any]:
     return {"level": sleep_state.level, "resident_bytes": memory_of(os.getpid()).resident_bytes}

@@ -51,7 +51,7 @@ from ridgeline.system.process import BUSY_TIMES
 from ridgeline.version import __version__
 
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
-_NUM_KEPT = 4
+_NUM_CACHED = 4
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 
 _NO_FILES = ("trace_file", "prices", "lora", "devices")  # flags that name files
@@ -179,14 +179,14 @@ def add_plans(
     """
     app.router.route_class = BodyRoute
 
-    kept = _Kept()
+    cache = _PlanCache()
 
     @app.post("/v1/plan", responses=ERRORS | _FORMS)
     async def plan(body: PlanRequest, request: Request) -> Response:
         """Say what a model needs in memory, and what fits; for a load, what to choose."""
         work: WorkPools = request.app.state.work
-        answer = partial(_answer, body, find, kept)
-        if body.load_is_given and body not in kept:
+        answer = partial(_answer, body, find, cache)
+        if body.load_is_given and body not in cache:
             return await run_long(work, request.receive, answer)
         return await work.reports.run(answer)
 
@@ -204,7 +204,7 @@ def add_plans(
         }
 
 
-class _Kept:
+class _PlanCache:
     """The last plans for loads, which take seconds: the same one may be asked for in other forms.
 
     A plan is of its day, because prices grow old.
@@ -221,7 +221,7 @@ class _Kept:
 
     def put(self, body: PlanRequest, plan: Plan) -> None:
         self._plans[_key(body)] = plan
-        while len(self._plans) > _NUM_KEPT:
+        while len(self._plans) > _NUM_CACHED:
             self._plans.pop(next(iter(self._plans)), None)
 
 
@@ -231,19 +231,19 @@ def _key(body: PlanRequest) -> str:
 
 
 def _answer(
-    body: PlanRequest, find: Find, kept: _Kept, check: CancelCheck = lambda: None
+    body: PlanRequest, find: Find, cache: _PlanCache, check: CancelCheck = lambda: None
 ) -> Response:
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
-        asked, plan_flags = body.load(), body.plan_flags()
+        load, plan_flags = body.load(), body.plan_flags()
         spec = _spec(body, find)
-        plan = kept.get(body)
+        plan = cache.get(body)
         if plan is None:
             plan = plan_for(
-                spec, plan_flags, bool(body.compare_published), asked, check_cancel=check
+                spec, plan_flags, bool(body.compare_published), load, check_cancel=check
             )
-            if asked is not None:
-                kept.put(body, plan)
+            if load is not None:
+                cache.put(body, plan)
         if body.format == "json":
             return JSONResponse(plan.as_dict() | (_picture(plan) if body.picture else {}))
         text, media = _DRAWN[body.format](plan)
@@ -270,8 +270,8 @@ def _refusal(message: str) -> ApiError:
     text = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), message)
     flag = _FLAG.search(message)
     param = flag[1].replace("-", "_") if flag else None
-    known = param if param in PlanRequest.model_fields else "on" if "device" in message else None
-    return ApiError(400, text, param=known, code="invalid_value")
+    field = param if param in PlanRequest.model_fields else "on" if "device" in message else None
+    return ApiError(400, text, param=field, code="invalid_value")
 
 
 def _picture(plan: Plan) -> dict[str, str | None]:

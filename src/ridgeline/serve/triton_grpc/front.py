@@ -20,7 +20,7 @@ from ridgeline.serve.http.listening import bind
 from ridgeline.serve.http.options import ServeOptions
 from ridgeline.serve.http.request_body import IGNORED, MOST_NAMED
 from ridgeline.serve.http.web_server import Edge, WebServer
-from ridgeline.serve.triton_grpc.local_http import Cut, LocalAnswer, asked
+from ridgeline.serve.triton_grpc.local_http import Cut, LocalAnswer, ask
 from ridgeline.serve.triton_grpc.messages import CLASSES, SERVICE, check_parts
 from ridgeline.serve.triton_grpc.relay import Caller, Relay
 from ridgeline.serve.triton_grpc.translate import (
@@ -130,20 +130,20 @@ class Translator:
         }
         unary |= {name: self._about(ending, make) for name, ending, make in named}
         # A call that is taken as a stream is told before its message is read.
-        found: dict[str, Any] = {
+        handlers: dict[str, Any] = {
             name: grpc.stream_unary_rpc_method_handler(
                 self._aborting(partial(self._answered, call, name)), response_serializer=_serialized
             )
             for name, call in unary.items()
         }
-        found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._aborting(self._stream_infer), response_serializer=_serialized
         )
-        return found
+        return handlers
 
     def _probe(self, path: str, name: str) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:
-            async with self._asked("GET", path, context) as answer:
+            async with self._ask("GET", path, context) as answer:
                 response = CLASSES[f"Server{name.title()}Response"]
                 return response(**{name: answer.status == 200})
 
@@ -151,19 +151,19 @@ class Translator:
 
     async def _model_ready(self, request: Any, context: Any) -> Any:
         path = path_of(request.name, request.version, "/ready")
-        async with self._asked("GET", path, context) as answer:
+        async with self._ask("GET", path, context) as answer:
             return CLASSES["ModelReadyResponse"](ready=answer.status == 200)
 
     async def _server_metadata(self, request: Any, context: Any) -> Any:
-        return CLASSES["ServerMetadataResponse"](**await _json(self._asked("GET", "/v2", context)))
+        return CLASSES["ServerMetadataResponse"](**await _json(self._ask("GET", "/v2", context)))
 
     async def _index(self, request: Any, context: Any) -> Any:
-        models = await _json(self._asked("POST", "/v2/repository/index", context))
+        models = await _json(self._ask("POST", "/v2/repository/index", context))
         return CLASSES["RepositoryIndexResponse"](models=models)
 
     async def _statistics(self, request: Any, context: Any) -> Any:
         named = path_of(request.name, request.version, STATS) if request.name else ALL_STATS
-        answer = await _json(self._asked("GET", named, context))
+        answer = await _json(self._ask("GET", named, context))
         return CLASSES["ModelStatisticsResponse"](**answer)
 
     def _about(
@@ -171,21 +171,21 @@ class Translator:
     ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:
             path = path_of(request.name, request.version, ending)
-            return make(await _json(self._asked("GET", path, context)))
+            return make(await _json(self._ask("GET", path, context)))
 
         return call
 
     def _manage(self, action: str) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:
             path = f"/v2/repository/models/{request.model_name}/{action}"
-            return await _json(self._asked("POST", path, context))
+            return await _json(self._ask("POST", path, context))
 
         return call
 
     async def _infer(self, request: Any, context: Any) -> Any:
         headers, body = _translated(request)
         path = path_of(request.model_name, request.model_version, "/infer")
-        return infer_response(await _json(self._asked("POST", path, context, headers, body)))
+        return infer_response(await _json(self._ask("POST", path, context, headers, body)))
 
     async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Answer all requests of a stream side by side, as many as one body may be.
@@ -220,13 +220,13 @@ class Translator:
 
     async def _answer_streamed(self, data: bytes, context: Any, writing: asyncio.Lock) -> None:
         """Write the answers to one message. Raises _Unread if nobody reads them, and _Left."""
-        made, request = CLASSES["ModelStreamInferResponse"], CLASSES["ModelInferRequest"]()
+        response_type, request = CLASSES["ModelStreamInferResponse"], CLASSES["ModelInferRequest"]()
 
         async def write(**fields: Any) -> None:
             async with writing:
                 try:
                     async with asyncio.timeout(self._stall_timeout_s):
-                        await context.write(made(**fields))
+                        await context.write(response_type(**fields))
                 except TimeoutError:
                     raise _Unread from None
                 except grpc.aio.InternalError:
@@ -246,7 +246,7 @@ class Translator:
         headers, body = _translated(request)
         headers["accept"] = STREAM
         path = path_of(request.model_name, request.model_version, "/infer")
-        async with self._asked("POST", path, context, headers, body) as answer:
+        async with self._ask("POST", path, context, headers, body) as answer:
             if answer.status != 200:
                 raise await _failure(answer)
             if not answer.headers["content-type"].startswith(STREAM):
@@ -260,7 +260,7 @@ class Translator:
             yield last_response(request)
 
     @contextlib.asynccontextmanager
-    async def _asked(
+    async def _ask(
         self,
         method: str,
         path: str,
@@ -268,7 +268,7 @@ class Translator:
         headers: Mapping[str, str] = {},
         body: bytes = b"",
     ) -> AsyncIterator[LocalAnswer]:
-        async with asked(self._app, method, path, {**_said(context), **headers}, body) as answer:
+        async with ask(self._app, method, path, {**_said(context), **headers}, body) as answer:
             _note_dropped(answer, context)
             yield answer
 

@@ -69,7 +69,7 @@ class LocalAnswer:
 
 
 @contextlib.asynccontextmanager
-async def asked(
+async def ask(
     app: ASGIApp, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
 ) -> AsyncIterator[LocalAnswer]:
     """Ask an application; the answer has begun. Leaving the block means hanging up."""

@@ -24,7 +24,7 @@ SPENT = b"x-ridgeline-spent"  # of an answer to a router: tokens of its key sinc
 NOTES = "ridgeline.journal"  # what a message's bytes were made of: lines of a journal
 
 
-def told(
+def header_value(
     key: str,
     seed: int,
     created: datetime,
@@ -111,7 +111,7 @@ class Tunnel:
             fields = json.loads(said)
             key = str(fields["key"])
             created = datetime.fromisoformat(fields["created"])
-            found = {"seed": int(fields["seed"]), "journal": int(fields["journal"])}
+            content = {"seed": int(fields["seed"]), "journal": int(fields["journal"])}
             label, seed = fields.get("batch") or (None, 0)
             batch = (str(label), int(seed)) if label is not None else None
         except (ValueError, TypeError, LookupError, RecursionError):
@@ -119,10 +119,10 @@ class Tunnel:
         if not hmac.compare_digest(key.encode(), self._key.encode()):
             message = f"{HEADER.decode()}: this is not a router of ours"
             raise ApiError(403, message, code="not_allowed")
-        if min(found.values()) < 0 or created.tzinfo is None:
+        if min(content.values()) < 0 or created.tzinfo is None:
             raise _bad("it is not what a router says")
-        found |= {name: fields.get(name) is True for name in ("own", "reads")}
-        return found | {"created": created, "batch": batch}
+        content |= {name: fields.get(name) is True for name in ("own", "reads")}
+        return content | {"created": created, "batch": batch}
 
 
 def _bad(why: str) -> ApiError:

@@ -89,8 +89,8 @@ async def notice_of(cloud: str, write: Callable[[str], object]) -> Notice:
     base = os.environ.get(URL, _LINK_LOCAL)
     # No proxy from the environment: it would answer for its own machine.
     async with httpx2.AsyncClient(base_url=base, timeout=_TIMEOUT_S, trust_env=False) as client:
-        known = list(_CLOUDS) if cloud == "auto" else [cloud]
-        answering = [one for one in known if not isinstance(await _asked(client, one), Exception)]
+        clouds = list(_CLOUDS) if cloud == "auto" else [cloud]
+        answering = [one for one in clouds if not isinstance(await _ask(client, one), Exception)]
         if not answering:
             names = "AWS, Azure or GCP" if cloud == "auto" else cloud
             write(
@@ -99,13 +99,13 @@ async def notice_of(cloud: str, write: Callable[[str], object]) -> Notice:
             )
             if cloud == "auto":
                 await asyncio.Event().wait()
-        cloud = (answering or known)[0]
-        while not isinstance(left_s := await _asked(client, cloud), float):
+        cloud = (answering or clouds)[0]
+        while not isinstance(left_s := await _ask(client, cloud), float):
             await asyncio.sleep(_LOOK_S)
     return Notice(cloud, left_s)
 
 
-async def _asked(client: httpx2.AsyncClient, cloud: str) -> float | Exception | None:
+async def _ask(client: httpx2.AsyncClient, cloud: str) -> float | Exception | None:
     """Return what a cloud says, or the error if it gave no valid answer: it is asked again."""
     try:
         return await _CLOUDS[cloud](client)

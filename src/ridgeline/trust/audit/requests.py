@@ -74,7 +74,7 @@ class AuditEntry:
             return
         self.body, self.answers = request.body, request.answers
         for one in request.answers.choices if request.answers else ():
-            one.kept = []
+            one.shown_pieces = []
 
     def fields(self, line: Mapping[str, Any], code: str | None) -> dict[str, Any]:
         """Return the fields of the line, from those of the log's; ``code`` is of an error."""
@@ -96,8 +96,8 @@ class AuditEntry:
             texts["asked"] = self.rules.as_read(request) if self.rules else request
         if self.answers is not None:
             name = partial(self.answers.new_id, "call_")
-            pairs = [(one.kept, one.index) for one in self.answers.choices if one.kept]
-            texts["answers"] = [message_of(pieces, partial(name, index)) for pieces, index in pairs]
+            shown = [(one.index, one.shown_pieces) for one in self.answers.choices]
+            texts["answers"] = [message_of(parts, partial(name, i)) for i, parts in shown if parts]
         if self.keeps == "hash":
             texts = {name: _hashed(value, keyed_hash) for name, value in texts.items()}
         return texts

@@ -57,7 +57,7 @@ class FilteredAnswers:
         decode = self._text.tokenizer.new_decoder(before, self._stream.params.skip_special_tokens)
         token_bytes, begun = self._text.tokenizer.token_bytes, guard_begun if echoes else begun
         tokens = self._rules.new_tokens(token_bytes, decode, begun)
-        return FilteredChoice(self, guard, tokens, self._answers.new_held(prompt))
+        return FilteredChoice(self, guard, tokens, self._answers.new_pending(prompt))
 
     def _begun(self, prompt: int) -> BegunText:
         """Return what the answers to a prompt begin with that go on with a text of its own."""

@@ -338,7 +338,7 @@ class LlamaCppWriter:
     def _texts(self) -> dict[str, str]:
         """Return the texts of all answers, by their places."""
         place = "[{}].content" if self._body.is_batch else "content"
-        return {place.format(one.index): one.kept_text for one in self._answers.chosen}
+        return {place.format(one.index): one.shown_text for one in self._answers.chosen}
 
     def _settings(self) -> dict[str, Any]:
         """Return the sampling that was asked for, and the model's own recommendations with it."""

@@ -120,10 +120,10 @@ class SlotTokens(NamedTuple):
 class LlamaCppSlots:
     """The last prompt and answer of each slot of each key, and the files where they are saved."""
 
-    def __init__(self, engine: EngineClient, kept: Tier | None, model: str) -> None:
-        """Save blocks where they are ``kept``; without that nothing is remembered."""
-        self._engine, self._kept, self._model = engine, kept, model
-        self._held: dict[tuple[str, int], SlotTokens] = {}
+    def __init__(self, engine: EngineClient, kv_disk: Tier | None, model: str) -> None:
+        """Save blocks on ``kv_disk``; without that nothing is remembered."""
+        self._engine, self._kv_disk, self._model = engine, kv_disk, model
+        self._contents: dict[tuple[str, int], SlotTokens] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by key
 
     def check(self, id_slot: int) -> None:
@@ -137,9 +137,9 @@ class LlamaCppSlots:
         """Return what remembers a request of this key, in the place of the slot's last one."""
 
         def remember(request: EngineRequest) -> None:
-            if self._kept is not None and id_slot >= 0:
-                held = SlotTokens(request.cache_root, tuple(request.sequences[0].tokens))
-                self._held[key, id_slot] = held
+            if self._kv_disk is not None and id_slot >= 0:
+                content = SlotTokens(request.cache_root, tuple(request.sequences[0].tokens))
+                self._contents[key, id_slot] = content
 
         return remember
 
@@ -148,58 +148,58 @@ class LlamaCppSlots:
 
         Raises ApiError.
         """
-        if (kept := self._kept) is None:
+        if (kv_disk := self._kv_disk) is None:
             message = "This server does not support slots action. Start it with --kv-disk PATH:SIZE"
             raise ApiError(501, message, code="not_supported")
         if id_slot < 0:
             raise bad_value("id_slot", f"it is {id_slot}, and slots begin with 0")
         self.check(id_slot)
         if action == "erase":
-            held = self._held.pop((key, id_slot), None)
-            return {"id_slot": id_slot, "n_erased": len(held.tokens) if held else 0}
+            content = self._contents.pop((key, id_slot), None)
+            return {"id_slot": id_slot, "n_erased": len(content.tokens) if content else 0}
         if action not in ("save", "restore"):
             raise bad_value("action", "send ?action=save, restore or erase")
         work = self._save if action == "save" else self._restore
         async with self._turns[key]:  # one at a time: others of this key wait
             begin_s = time.perf_counter()
             try:
-                done = await work(kept, key, id_slot, file.filename)
+                done = await work(kv_disk, key, id_slot, file.filename)
             except ValueError as error:
                 raise bad_value("filename", str(error)) from None
             took_ms = round(1e3 * (time.perf_counter() - begin_s), 3)
         shown = {"id_slot": id_slot, "filename": file.filename}
         return shown | done | {"timings": {f"{action}_ms": took_ms}}
 
-    async def _save(self, kept: Tier, key: str, id_slot: int, name: str) -> dict[str, int]:
-        if (held := self._held.get((key, id_slot))) is None:
+    async def _save(self, kv_disk: Tier, key: str, id_slot: int, name: str) -> dict[str, int]:
+        if (content := self._contents.get((key, id_slot))) is None:
             why = f"slot {id_slot} holds nothing: send /completion with this id_slot before"
             raise bad_value("id_slot", why)
-        if not kept.can_write:
+        if not kv_disk.can_write:
             why = "nothing can be saved: the folder is full, only read, or another server's"
             raise ApiError(503, f"{why}; the server's log says which", code="kv_disk")
-        kept.saved.check(name)
-        await write(self._engine, kept, held.tokens, held.root)
-        saving = partial(kept.saved.write, key, name, self._model, held.root, held.tokens)
+        kv_disk.saved.check(name)
+        await write(self._engine, kv_disk, content.tokens, content.root)
+        saving = partial(kv_disk.saved.write, key, name, self._model, content.root, content.tokens)
         try:
             num_bytes = await in_thread(saving)
         except OSError as error:
             message = f"the slot cannot be saved: {error.strerror}"
             raise ApiError(503, message, code="kv_disk") from None
-        num_saved = await in_thread(kept.num_kept, held.tokens, held.root)
-        return {"n_saved": num_saved, "n_written": num_bytes + kept.bytes_of(num_saved)}
+        num_saved = await in_thread(kv_disk.num_kept, content.tokens, content.root)
+        return {"n_saved": num_saved, "n_written": num_bytes + kv_disk.bytes_of(num_saved)}
 
-    async def _restore(self, kept: Tier, key: str, id_slot: int, name: str) -> dict[str, int]:
-        root, tokens, num_bytes = await in_thread(kept.saved.read, key, name)
-        await read(self._engine, kept, tokens, root, is_asked=True)
-        num_restored = await between_steps(self._engine, partial(kept.num_cached, tokens, root))
-        self._held[key, id_slot] = SlotTokens(root, tokens)
-        return {"n_restored": num_restored, "n_read": num_bytes + kept.bytes_of(num_restored)}
+    async def _restore(self, kv_disk: Tier, key: str, id_slot: int, name: str) -> dict[str, int]:
+        root, tokens, num_bytes = await in_thread(kv_disk.saved.read, key, name)
+        await read(self._engine, kv_disk, tokens, root, is_asked=True)
+        num_restored = await between_steps(self._engine, partial(kv_disk.num_cached, tokens, root))
+        self._contents[key, id_slot] = SlotTokens(root, tokens)
+        return {"n_restored": num_restored, "n_read": num_bytes + kv_disk.bytes_of(num_restored)}
 
 
 def add_llamacpp(app: FastAPI, server: ModelServer) -> None:
     """Add the routes to an application."""
     answered = ERRORS | documented(Infilled, INFILL_CHUNKS)
-    slots = LlamaCppSlots(server.engine, server.kept, server.name)
+    slots = LlamaCppSlots(server.engine, server.kv_disk, server.name)
 
     def new_writer_of(
         body: LlamaCppRequest, request: Request, prompts: Sequence[Ids]
@@ -274,10 +274,10 @@ def _add_state(app: FastAPI, server: ModelServer) -> None:
     @app.get("/slots", responses=ERRORS)
     async def slots(request: Request) -> list[dict[str, Any]]:
         """Say what runs in each slot: to a key what is its own, to operators all."""
-        seen = await between_steps(
+        view = await between_steps(
             server.engine, partial(server.engine.view, own_view(request.state))
         )
-        running = [one for one in seen["sequences"] if one["status"] == "running"]
+        running = [one for one in view["sequences"] if one["status"] == "running"]
         num_slots = server.engine.settings.max_num_seqs
         return [
             slot(index, server.max_model_len, running[index] if index < len(running) else None)

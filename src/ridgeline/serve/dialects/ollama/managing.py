@@ -109,7 +109,7 @@ async def _lines(models: Shelf, name: str, fetching: asyncio.Lock) -> AsyncItera
 
 
 def _add_aliases(app: FastAPI, models: Shelf) -> None:
-    def kept(alias: Alias) -> None:
+    def keep(alias: Alias) -> None:
         """Keep an alias under a name that no model has. Raises ApiError."""
         if not NAME.fullmatch(alias.name):
             why = "write 1 to 128 letters, digits and ._:/-"
@@ -121,7 +121,7 @@ def _add_aliases(app: FastAPI, models: Shelf) -> None:
         except (OSError, ValueError) as error:
             raise ApiError(503, str(error), code="no_files") from None
 
-    def found(name: str, param: str) -> Alias:
+    def resolve_alias(name: str, param: str) -> Alias:
         """Return what a name means, with what it adds. Raises ApiError 404."""
         if model := models.model_of(name):
             return Alias(name, model)
@@ -137,7 +137,7 @@ def _add_aliases(app: FastAPI, models: Shelf) -> None:
         if _OF_GO.search(body.template or ""):
             why = "it is Go's: write Jinja, or leave it out, and the model's own is used"
             raise bad_value("template", why)
-        base = found(body.from_model, "from")
+        base = resolve_alias(body.from_model, "from")
         said = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
         changes: dict[str, Any] = {
             "system": body.system,
@@ -146,14 +146,14 @@ def _add_aliases(app: FastAPI, models: Shelf) -> None:
             "messages": list(openai_messages(body.messages)) if body.messages else None,
         }
         changes = {name: value for name, value in changes.items() if value is not None}
-        kept(replace(base, name=body.named, **changes))
+        keep(replace(base, name=body.named, **changes))
         return _done(body.stream)
 
     @app.post("/api/copy", responses=TEXT_ERRORS, response_class=Response)
     async def copy(body: CopyAsked, request: Request) -> Response:
         """Give a model a further name."""
         check_operator(request.state)
-        kept(replace(found(body.source, "source"), name=body.destination))
+        keep(replace(resolve_alias(body.source, "source"), name=body.destination))
         return Response()
 
     @app.delete("/api/delete", responses=TEXT_ERRORS, response_class=Response)
@@ -163,7 +163,7 @@ def _add_aliases(app: FastAPI, models: Shelf) -> None:
         if models.model_of(body.named):
             message = f"{body.named[:80]!r} is served here: ridgeline rm removes files of models"
             raise ApiError(400, message, param="model", code="model_in_use")
-        models.aliases.forget(found(body.named, "model"))
+        models.aliases.forget(resolve_alias(body.named, "model"))
         return Response()
 
 

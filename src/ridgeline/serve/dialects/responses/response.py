@@ -37,10 +37,10 @@ class ResponsesWriter:
     stream_type, ping = SSE, PING
 
     def __init__(
-        self, answers: ResponseBuilder, model: str, fingerprint: str, *, asked: ResponsesRequest
+        self, answers: ResponseBuilder, model: str, fingerprint: str, *, body: ResponsesRequest
     ) -> None:
-        """Write ``answers`` to what was ``asked``."""
-        self._answers, self._asked = answers, asked
+        """Write ``answers`` to the request of this ``body``."""
+        self._answers, self._body = answers, body
         self._id, self._model = f"resp_{answers.stream.name}", model
         self._created = answers.created_s
         self._items = Items()
@@ -78,7 +78,7 @@ class ResponsesWriter:
     # --- events --------------------------------------------------------------------------------
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        if not self._asked.stream:
+        if not self._body.stream:
             return b""
         name = f"response.{kind}"
         data = {"type": name, "sequence_number": self._number, **fields}
@@ -109,7 +109,7 @@ class ResponsesWriter:
 
     def _pace(self) -> dict[str, Any]:
         """Return the times so far, if they were asked for."""
-        pace = self._answers.pace() if self._asked.timings_per_token else None
+        pace = self._answers.pace() if self._body.timings_per_token else None
         return {"timings": pace} if pace else {}
 
     def _hold_logprobs(self, choice: Choice) -> None:
@@ -179,11 +179,11 @@ class ResponsesWriter:
         return text
 
     def _response(self) -> dict[str, Any]:
-        asked, reason = self._asked, self._finish_reason
-        form = asked.text and asked.text.format
+        body, reason = self._body, self._finish_reason
+        form = body.text and body.text.format
         why_cut = _INCOMPLETE.get(reason or "")
         status = "incomplete" if why_cut else "completed" if reason else "in_progress"
-        said = self._answers.shown_fields(asked.model_dump(
+        said = self._answers.shown_fields(body.model_dump(
             include={"instructions", "max_output_tokens", "metadata", "temperature", "tool_choice",
                      "tools", "top_p", "user", "top_logprobs"}
         ))  # fmt: skip
@@ -199,7 +199,7 @@ class ResponsesWriter:
             "model": self._model,
             "output": list(map(self._item, self._items.all)),
             "previous_response_id": None,
-            "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
+            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "store": False,
             "text": {"format": self._answers.shown(form) or {"type": "text"}},
             "truncation": "disabled",

@@ -48,20 +48,20 @@ class _Pot:
 
     def __init__(self, most: float) -> None:
         self._most, self._total, self._given_up = most, 0, 0
-        self._held: dict[str, dict[Stranger, int]] = {}  # by address, the longest first
+        self._amounts: dict[str, dict[Stranger, int]] = {}  # by address, the longest first
         self._sums: Counter[str] = Counter()
 
     def set(self, one: Stranger, amount: int) -> None:
         """Let one hold so much; where that is too much for all, others give way, or this one."""
-        held = self._held.setdefault(one.address, {})
-        change = amount - held.get(one, 0)
-        held[one] = amount
+        amounts = self._amounts.setdefault(one.address, {})
+        change = amount - amounts.get(one, 0)
+        amounts[one] = amount
         if not amount:
-            del held[one]
+            del amounts[one]
         self._total += change
         self._sums[one.address] += change
-        if not held:
-            del self._held[one.address], self._sums[one.address]
+        if not amounts:
+            del self._amounts[one.address], self._sums[one.address]
         while self._total > self._most:
             self.shed()
 
@@ -70,7 +70,7 @@ class _Pot:
         if not self._sums:
             return False
         most = max(self._sums, key=self._sums.__getitem__)
-        one, amount = next(iter(self._held[most].items()))
+        one, amount = next(iter(self._amounts[most].items()))
         one.step_aside()
         self._given_up += amount
         if self._given_up > self._most:  # a crowd comes, and what others gave up lies in pieces
@@ -213,8 +213,8 @@ class _Parser(httptools.HttpRequestParser):
                     raise httptools.HttpParserError("tunnels are not supported") from None
                 version = parser.get_http_version().encode()
                 head = b"%b %b HTTP/%b\r\n" % (parser.get_method(), protocol.url, version)
-                kept = (pair for pair in protocol.headers if pair[0] != b"upgrade")
-                head += b"".join(b"%b: %b\r\n" % pair for pair in kept)
+                headers = (pair for pair in protocol.headers if pair[0] != b"upgrade")
+                head += b"".join(b"%b: %b\r\n" % pair for pair in headers)
                 unparsed = rest
                 protocol.parser = parser = _Parser(protocol)
                 parser.feed_data(head + b"\r\n")
@@ -454,8 +454,8 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserInvalidURLError:
             return  # it is refused as what it is
         host = (target.host or b"") + (b":%d" % target.port if target.port else b"")
-        kept = [pair for pair in self.headers if pair[0] != b"host"]
-        self.headers[:] = [*kept, *[(b"host", host)] * max(1, len(self.headers) - len(kept))]
+        others = [pair for pair in self.headers if pair[0] != b"host"]
+        self.headers[:] = [*others, *[(b"host", host)] * max(1, len(self.headers) - len(others))]
 
     def _make_room(self) -> None:
         """Give this connection's place to one that may have something to ask."""
