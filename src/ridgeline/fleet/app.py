@@ -99,7 +99,7 @@ class Router:
 
         Only operators see how much it is used.
         """
-        replica_set = self.pool.replica_sets.get(self.chosen(name)[0])
+        replica_set = self.pool.replica_sets.get(self.resolve_model(name)[0])
         worker = replica_set.first if replica_set else None
         status: dict[str, Any] = {"value": replica_set.state if replica_set else "unloaded"}
         status["num_servers"] = len(replica_set.workers) if replica_set else 0
@@ -135,7 +135,7 @@ class Router:
     def tags(self) -> list[Mapping[str, Any]]:
         """Return all models, and their further names, as Ollama lists them."""
         names = {name: name for name in self.catalogue.models()}
-        names |= {name: self.chosen(name)[0] for name in self.names_of_aliases()}
+        names |= {name: self.resolve_model(name)[0] for name in self.names_of_aliases()}
         of = {name: self.summary(model) for name, model in names.items()}
         return [entry(name, one) for name, one in of.items() if one is not None]
 
@@ -164,7 +164,7 @@ class Router:
                 )
         return entries
 
-    def chosen(self, name: Any) -> tuple[str, str]:
+    def resolve_model(self, name: Any) -> tuple[str, str]:
         """Return the name and the model that a request means. Raises ApiError if there is none.
 
         Where there is one model, a request need not name it.
@@ -172,10 +172,10 @@ class Router:
         models = self.catalogue.models()
         if name is None and len(models) == 1:
             return next(iter(models.items()))
-        known = ", ".join(map(repr, list(models)[:10])) or "no model any more"
-        known += ", ..." if len(models) > 10 else ""
+        names = ", ".join(map(repr, list(models)[:10])) or "no model any more"
+        names += ", ..." if len(models) > 10 else ""
         if not isinstance(name, str) or not name:
-            message = f"model is missing: name one of {known}"
+            message = f"model is missing: name one of {names}"
             raise ApiError(400, message, param="model", code="missing_parameter")
         alias = None if self.model_of(name) else self.aliases.find(name)
         meant = self.model_of(alias.model if alias else name)
@@ -184,15 +184,15 @@ class Router:
         if known_name is None and self._takes_any_name and models:
             known_name = self.last_used()
         if known_name is None:
-            message = f"there is no model {name[:80]!r} here: this server has {known}"
+            message = f"there is no model {name[:80]!r} here: this server has {names}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return known_name, models[known_name]
 
     def model_of(self, name: str) -> str | None:
         """Return the name of a model or of an adapter that this is, None if it is neither."""
         adapters = self.pool.adapters.names
-        found = next((one for one in untagged(name) if one in adapters), None)
-        return found or self.catalogue.find(name)
+        adapter = next((one for one in untagged(name) if one in adapters), None)
+        return adapter or self.catalogue.find(name)
 
     def names_of_aliases(self) -> list[str]:
         """Return the further names of models that are here."""
@@ -215,9 +215,9 @@ class Router:
         is_guard = name is None or name in self._guards
         return self.last_used() if self._guards and path == MODERATIONS and is_guard else name
 
-    async def asked(self, request: Request, named: Any = None) -> tuple[ReplicaSet, Worker]:
+    async def find_worker(self, request: Request, named: Any = None) -> tuple[ReplicaSet, Worker]:
         """Return the server of a loaded model that a query names, or one. Raises ApiError."""
-        name, _ = self.chosen(named or request.query_params.get("model") or self.last_used())
+        name, _ = self.resolve_model(named or request.query_params.get("model") or self.last_used())
         replica_set, number = self.pool.replica_sets.get(name), request.query_params.get("replica")
         if replica_set is None or not replica_set.workers:
             request.state.note["polled"] = True  # pages ask again and again
@@ -250,18 +250,18 @@ class Router:
 
     def spec(self, name: str | None) -> ModelSpec:
         """Return the model that a plan is for. Raises ApiError if there is none."""
-        known_name, model = self.chosen(name)
+        known_name, model = self.resolve_model(name)
         return replace(read_model_spec(model, stores()), name=known_name)
 
     def audit_losses(self) -> dict[str, str]:
         """Return what to say of audit logs that have lost lines, by whose they are."""
-        found = {
+        losses = {
             replica_set.called(one): one.audit
             for replica_set in self.pool.replica_sets.values()
             for one in replica_set.workers.values()
         }
-        found |= {"router": self.audit.loss() or ""} if self.audit else {}
-        return {name: loss for name, loss in found.items() if loss}
+        losses |= {"router": self.audit.loss() or ""} if self.audit else {}
+        return {name: loss for name, loss in losses.items() if loss}
 
     @property
     def running(self) -> list[str]:
@@ -277,13 +277,13 @@ class Router:
 
         Those that have ended, or do not answer, are left out.
         """
-        replica_set, found = self.pool.replica_sets.get(name), []
+        replica_set, answers = self.pool.replica_sets.get(name), []
         for worker in list(replica_set.workers.values()) if replica_set else ():
             with contextlib.suppress(httpx2.HTTPError, TimeoutError):
                 async with asyncio.timeout(STATUS_S):
                     answer = await worker.client.get(path, headers=key_of(request))
-                    found += [json_of(answer)] if answer.is_success else []
-        return found
+                    answers += [json_of(answer)] if answer.is_success else []
+        return answers
 
     def last_used(self) -> str:
         """Return the name of the model that was used last, or of the first if none was."""
@@ -320,7 +320,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
             raise ApiError(503, "the server is stopping", code="stopping")
         body = await request.body()
         fields = await in_turn(request.app.state.work, _FIELDS, body)
-        name, model = router.chosen(router.judging(request.url.path, fields.get("model")))
+        name, model = router.resolve_model(router.judging(request.url.path, fields.get("model")))
         kept_s = _keep_alive(request.url.path, fields) if request.state.is_operator else None
         use = partial(router.pool.use, name, model, kept_s)
         return ProxiedResponse(
@@ -333,21 +333,21 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
 
     async def get(request: Request) -> Response:
         """Pass on a request that names its model in its query; by default the model last used."""
-        name, model = router.chosen(request.query_params.get("model") or router.last_used())
+        name, model = router.resolve_model(request.query_params.get("model") or router.last_used())
         return ProxiedResponse(router.pool, partial(router.pool.use, name, model))
 
     async def named(request: Request) -> Response:
         """Pass on a request that names its model in its path."""
         if router.is_draining:
             raise ApiError(503, "the server is stopping", code="stopping")
-        name, model = router.chosen(request.path_params["model"])
+        name, model = router.resolve_model(request.path_params["model"])
         body, use = await request.body(), partial(router.pool.use, name, model)
         num_tokens = len(body) // _BYTES_OF_TOKEN
         return ProxiedResponse(router.pool, use, body, num_tokens=num_tokens)
 
     async def live(request: Request) -> Response:
         """Pass on what a server says of itself; this neither loads nor keeps its model."""
-        replica_set, worker = await router.asked(request)
+        replica_set, worker = await router.find_worker(request)
         return ProxiedResponse(
             router.pool, lambda: contextlib.nullcontext(replica_set), only=worker
         )
@@ -374,7 +374,7 @@ def add_of_all_servers(app: FastAPI, router: Router) -> None:
         """Put all servers of a model to sleep, or wake them."""
         body = await request.body()
         fields = await in_turn(request.app.state.work, _FIELDS, body) if body else {}
-        replica_set, worker = await router.asked(request, fields.get("model"))
+        replica_set, worker = await router.find_worker(request, fields.get("model"))
         path = f"{request.scope['state']['path']}?{request.url.query}"
         for one in list(replica_set.workers.values()):
             if one is not worker:
@@ -388,7 +388,7 @@ def add_of_all_servers(app: FastAPI, router: Router) -> None:
         """Load or unload an adapter on all servers of the model."""
         check_operator(request.state)
         fields = await in_turn(request.app.state.work, _FIELDS, await request.body())
-        replica_set, worker = await router.asked(request)
+        replica_set, worker = await router.find_worker(request)
         others = [one for one in replica_set.workers.values() if one is not worker]
         path = request.url.path
         try:
@@ -404,7 +404,7 @@ def add_of_all_servers(app: FastAPI, router: Router) -> None:
 
     async def explain(request: Request) -> Response:
         """Pass on what is said by the server that answered a request."""
-        replica_set, worker = await router.asked(request)
+        replica_set, worker = await router.find_worker(request)
         for one in [one for one in replica_set.workers.values() if not one.trouble]:
             with contextlib.suppress(httpx2.HTTPError, TimeoutError):  # it has ended, or hangs
                 async with asyncio.timeout(STATUS_S):
@@ -450,7 +450,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str, request: Request) -> dict[str, Any]:
         """Describe one."""
-        known_name, _ = router.chosen(name)
+        known_name, _ = router.resolve_model(name)
         await router.pool.look()
         await router.learn()
         is_further = name in {*router.pool.adapters.names, *router.names_of_aliases()}

@@ -29,7 +29,7 @@ class Catalogue:
         cannot be read.
         """
         self.write: Callable[[str], object] = lambda line: None
-        self._named, self._known = dict[str, str](), dict[str, str]()
+        self._named, self._models = dict[str, str](), dict[str, str]()
         for model in models:
             name = names[0] if names else Path(model).name
             if (first := self._named.setdefault(name, model)) != model:
@@ -37,10 +37,10 @@ class Catalogue:
         self._other_names, self._folder = names[1:], folder
         if folder is not None and not folder.is_dir():
             raise ValueError(f"--models-dir {folder} is not a folder")
-        self._known, problems = self._named_and_found(_models_in(folder))
+        self._models, problems = self._models_and_problems(_models_in(folder))
         if problems:
             raise ValueError(problems[0])
-        if not self._known:
+        if not self._models:
             raise ValueError(
                 f"there is no model in --models-dir {folder}: no .gguf file and no model directory"
             )
@@ -52,27 +52,27 @@ class Catalogue:
         If two have the same name, the one that was there first counts.
         """
         try:
-            models, problems = self._named_and_found(_models_in(self._folder))
+            models, problems = self._models_and_problems(_models_in(self._folder))
         except OSError as error:  # it was removed, or its disk is not mounted
             models = dict(self._named)
             problems = [f"--models-dir {self._folder} cannot be read: {error.strerror}"]
         for problem in problems:
             if problem not in self._written:
                 self.write(f"warning: {problem}")
-        self._known, self._written = models, problems
+        self._models, self._written = models, problems
         return models
 
     def add(self, name: str) -> None:
         """Have one more model, by the name that people type; any thread may call."""
         self._named = self._named | {name: name}
 
-    def _named_and_found(self, paths: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
+    def _models_and_problems(self, paths: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
         """Return the models by name, and what is wrong with those of the folder."""
         models, problems = dict(self._named), list[str]()
         for path in paths:
             name = path.name if path.is_dir() else _PART.sub("", path.stem)
             model, first = str(path), models.get(name, str(path))
-            if name not in self._named and self._known.get(name) == model:
+            if name not in self._named and self._models.get(name) == model:
                 model, first = first, model
             models[name] = first
             if model != first:
@@ -86,11 +86,11 @@ class Catalogue:
 
     def find(self, name: str) -> str | None:
         """Return the name that a request means, without ``:latest``, which Ollama adds."""
-        known = self.models()
+        models = self.models()
         names = name, name.removesuffix(":latest")
         if not {*self._other_names}.isdisjoint(names):
-            return next(iter(known), None)
-        return next((one for one in names if one in known), None)
+            return next(iter(models), None)
+        return next((one for one in names if one in models), None)
 
 
 def _two(name: str, first: str, second: str) -> str:

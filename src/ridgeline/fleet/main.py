@@ -173,13 +173,13 @@ class RunningFleet:
 
     async def _join(self, server: RemoteServer) -> None:
         """Let a server of another machine have requests. Raises NotTaken if it may not."""
-        (replica_set,), told = self.pool.replica_sets.values(), server.facts
-        if told["model"] != replica_set.name:
+        (replica_set,), facts = self.pool.replica_sets.values(), server.facts
+        if facts["model"] != replica_set.name:
             raise NotTaken(
-                f"it serves {told['model'][:80]!r}, and this router {replica_set.name!r}: start it "
-                f"with --served-model-name {replica_set.name}, if these are the same files"
+                f"it serves {facts['model'][:80]!r}, and this router {replica_set.name!r}: start "
+                f"it with --served-model-name {replica_set.name}, if these are the same files"
             )
-        if told["keys"] != self.keys.proof(self._fleet_key):
+        if facts["keys"] != self.keys.proof(self._fleet_key):
             raise NotTaken("its API keys are not those of this router: give it the same ones")
         await self.pool.join(replica_set, server)
         self._say_ready()
@@ -325,7 +325,7 @@ async def name_log(log: AuditLog, replica_set: ReplicaSet, worker: Worker) -> No
     The folder of a server of another machine is not beside the router's.
     """
     with contextlib.suppress(httpx2.HTTPError):  # it has ended
-        if found := await worker.log_id():
+        if log_id := await worker.log_id():
             name = own_name(replica_set.name, worker.number)
-            said = {"server": name, "folder": None if worker.node else name, "server_log": found}
+            said = {"server": name, "folder": None if worker.node else name, "server_log": log_id}
             log.submit({"event": "server", **said})

@@ -30,12 +30,12 @@ _LOST = {"blame": "they ended two servers", "failed": "servers ended under them 
 
 async def metrics_of(replica_sets: Mapping[str, ReplicaSet], key: Mapping[str, str]) -> str:
     """Return what the servers of all models show to a key, and what the router has counted."""
-    found = [
+    workers = [
         (replica_set, one)
         for replica_set in replica_sets.values()
         for one in replica_set.workers.values()
     ]
-    well = [(replica_set, one) for replica_set, one in found if not one.trouble]
+    well = [(replica_set, one) for replica_set, one in workers if not one.trouble]
     texts = await asyncio.gather(
         *(_metrics(replica_set, worker, key) for replica_set, worker in well)
     )

@@ -125,9 +125,9 @@ class Pool:
         while True:
             if replica_set.is_asleep:
                 await self._woken(replica_set)
-            found = replica_set.choose(prompt, avoided) or replica_set.choose(prompt)
-            if found is not None:
-                return found
+            choice = replica_set.choose(prompt, avoided) or replica_set.choose(prompt)
+            if choice is not None:
+                return choice
             hangs = any(one.trouble for one in replica_set.workers.values())
             if hangs and not is_patient and not replica_set.expects_more:
                 raise self.refusal(replica_set)
@@ -415,7 +415,7 @@ class Pool:
         """Return how a model's servers would be loaded, or None and why they cannot be."""
         try:
             most = reserved_bytes, limit_bytes
-            found = plan_servers(
+            plan = plan_servers(
                 self._engine,
                 replica_set.model,
                 replica_set.num_wanted,
@@ -424,7 +424,7 @@ class Pool:
             )
         except ValueError as error:
             return None, str(error)
-        return found, ""
+        return plan, ""
 
     # --- ending --------------------------------------------------------------------------------
 

@@ -318,10 +318,10 @@ class ProxiedResponse(Response):
             async for piece in pieces:
                 attempt.worker.hear()
                 try:
-                    found = list(frames.feed(piece))
+                    parts = list(frames.feed(piece))
                 except ValueError as error:
                     raise httpx2.RemoteProtocolError(str(error)) from None
-                for lines, body in found:
+                for lines, body in parts:
                     if (spent := spent_in(lines)) is not None:
                         is_whole = True
                         self._charge(attempt.worker, scope, spent)
@@ -342,8 +342,8 @@ class ProxiedResponse(Response):
 
     def _request(self, worker: Worker, scope: Scope, *, only_reads: bool = False) -> httpx2.Request:
         path = scope["state"]["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")
-        kept = frozenset({b"host", b"origin", b"x-request-id", HEADER})
-        headers = [pair for pair in scope["headers"] if _passes(pair[0], kept)]
+        exclude = frozenset({b"host", b"origin", b"x-request-id", HEADER})
+        headers = [pair for pair in scope["headers"] if _passes(pair[0], exclude)]
         state, journal = scope["state"], bytes(self._journal)
         headers.append((b"x-request-id", state["request_id"].encode()))
         batch = (state["tenant"], state["seed"]) if state["is_background"] else None
@@ -353,9 +353,9 @@ class ProxiedResponse(Response):
         return httpx2.Request(scope["method"], url, headers=headers, content=content)
 
 
-def _passes(name: bytes, kept: Iterable[bytes]) -> bool:
-    """Whether a header goes through: not those of a connection, nor those that are ``kept``."""
-    return (lower := name.lower()) not in _OF_CONNECTION and lower not in kept
+def _passes(name: bytes, exclude: Iterable[bytes]) -> bool:
+    """Whether a header goes through: not those of a connection, nor those to ``exclude``."""
+    return (lower := name.lower()) not in _OF_CONNECTION and lower not in exclude
 
 
 async def _one(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -29,13 +29,13 @@ from ridgeline.serve.observe.statistics import added
 
 
 class Models(Protocol):
-    """What is known of the models."""
+    """The models of a router."""
 
     @property
     def is_draining(self) -> bool:
         """Whether no requests are taken any more."""
 
-    def chosen(self, name: Any) -> tuple[str, str]:
+    def resolve_model(self, name: Any) -> tuple[str, str]:
         """Return name and model of what a request names. Raises ApiError."""
 
     def listing(self, is_operator: bool) -> list[dict[str, Any]]:
@@ -50,9 +50,9 @@ class Models(Protocol):
 
 
 def add_triton(
-    app: FastAPI, models: Models, pass_on: Callable[[Request], Coroutine[Any, Any, Response]]
+    app: FastAPI, models: Models, proxy: Callable[[Request], Coroutine[Any, Any, Response]]
 ) -> None:
-    """Add the routes to an application; ``pass_on`` answers those that name a model."""
+    """Add the routes to an application; ``proxy`` answers those that name a model."""
     add_probes(app, lambda: None, lambda: "the server is stopping" if models.is_draining else None)
     add_refusals(app)
 
@@ -69,27 +69,27 @@ def add_triton(
     async def ready(model: str, version: str = VERSION) -> Response:
         """Say whether there is such a model; it is loaded when it is first asked for."""
         check_version(version)
-        models.chosen(model)
+        models.resolve_model(model)
         return Response(status_code=503 if models.is_draining else 200)
 
     async def stats(request: Request, model: str, version: str = VERSION) -> dict[str, Any]:
         """Say how many requests all servers of a model have had."""
         check_operator(request.state)
         check_version(version)
-        name, _ = models.chosen(model)
-        told = await models.all_say(name, f"/v2/models/{quote(model)}{STATS}", request)
-        found = [one for answer in told for one in answer["model_stats"]]
-        return {"model_stats": [added(found)] if found else []}
+        name, _ = models.resolve_model(model)
+        answers = await models.all_say(name, f"/v2/models/{quote(model)}{STATS}", request)
+        entries = [one for answer in answers for one in answer["model_stats"]]
+        return {"model_stats": [added(entries)] if entries else []}
 
     async def all_stats(request: Request) -> dict[str, Any]:
         """Say it of each model that has servers, and of its adapters."""
         check_operator(request.state)
-        found: dict[str, list[Any]] = {}
+        entries: dict[str, list[Any]] = {}
         for name in models.running:
             for answer in await models.all_say(name, ALL_STATS, request):
                 for one in answer["model_stats"]:
-                    found.setdefault(one["name"], []).append(one)
-        return {"model_stats": [added(several) for several in found.values()]}
+                    entries.setdefault(one["name"], []).append(one)
+        return {"model_stats": [added(several) for several in entries.values()]}
 
     app.router.add_api_route(ALL_STATS, all_stats, methods=["GET"])
     for path in paths(STATS):
@@ -98,4 +98,4 @@ def add_triton(
         app.router.add_api_route(path, ready, methods=["GET"], response_class=Response)
     for method, endings in (("POST", ANSWERS), ("GET", FACTS)):
         for path in (full for ending in endings for full in paths(ending)):
-            app.router.routes.append(Route(path, pass_on, methods=[method]))
+            app.router.routes.append(Route(path, proxy, methods=[method]))

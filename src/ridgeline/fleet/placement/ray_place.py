@@ -86,18 +86,18 @@ def connected(address: str | None) -> Iterator[RayCluster]:
         import ray
     except ImportError:
         raise ValueError("--place ray needs Ray: pip install 'ridgeline[ray]'") from None
-    found = address or os.environ.get("RAY_ADDRESS") or "auto"
+    target = address or os.environ.get("RAY_ADDRESS") or "auto"
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if found not in ("auto", "local"):
-        _check_address(found)
+    if target not in ("auto", "local"):
+        _check_address(target)
     try:
-        if found != "local":
-            ray.init(found, **quiet)
+        if target != "local":
+            ray.init(target, **quiet)
     except ConnectionError as error:
-        if found != "auto" or address:
-            raise ValueError(f"there is no Ray cluster at {found}: {_line(error)}") from None
-        found = "local"
-    if found == "local":
+        if target != "auto" or address:
+            raise ValueError(f"there is no Ray cluster at {target}: {_line(error)}") from None
+        target = "local"
+    if target == "local":
         small = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
         ray.init("local", **small, **quiet)
     try:
@@ -148,8 +148,8 @@ class RayCluster:
         host = self.own_ip if host in ("0.0.0.0", "::") else host
         return f"http{'s' * is_safe}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    async def run(self, command: ServerCommand, told: asyncio.Event) -> tuple[int, str]:
-        """Run a server until it ends, or until it has left because it was ``told`` to.
+    async def run(self, command: ServerCommand, stop_event: asyncio.Event) -> tuple[int, str]:
+        """Run a server until it ends, or until it has left because of ``stop_event``.
 
         Returns its status and why it has ended.
         """
@@ -167,7 +167,7 @@ class RayCluster:
                 actor.run.remote(list(command.arguments), dict(command.variables)).future()
             )
         )
-        leaving = asyncio.ensure_future(told.wait())
+        leaving = asyncio.ensure_future(stop_event.wait())
         try:
             await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done() and has_place.done():
@@ -247,7 +247,7 @@ class RayServers:
                     )
         finally:
             for one in self._placed.values():
-                one.told.set()
+                one.stop_event.set()
             running = [one.running for one in self._placed.values()]
             await asyncio.gather(*running, return_exceptions=True)
 
@@ -259,19 +259,19 @@ class RayServers:
         One that leaves because its machine is about to go is replaced while it is still there.
         """
         for worker in replica_set.workers.values():
-            if (placed := self._placed.get(worker.place)) and not placed.told.is_set():
+            if (placed := self._placed.get(worker.place)) and not placed.stop_event.is_set():
                 placed.leaves = worker.leaves  # Ray may have started it again since it left
         staying = [one for one in self._placed.values() if not one.leaves]
         for one in staying[replica_set.num_placed :]:
             one.leaves = True
-            one.told.set()
+            one.stop_event.set()
         num_more = replica_set.num_placed - len(staying) if now_s >= self._rest_until_s else 0
         for _ in range(num_more):
             self._num_started += 1
-            command, told = order(self._num_started), asyncio.Event()
+            command, stop_event = order(self._num_started), asyncio.Event()
             place = command.variables[PLACED_AS]
-            running = asyncio.create_task(self._cluster.run(command, told))
-            self._placed[place] = _RayServer(running, told)
+            running = asyncio.create_task(self._cluster.run(command, stop_event))
+            self._placed[place] = _RayServer(running, stop_event)
 
     def _note_end(self, replica_set: ReplicaSet, place: str, *, is_first: bool) -> None:
         """Take note that a server has ended; after a failure the next one waits a little.
@@ -300,7 +300,7 @@ class _RayServer:
     """A server that was placed: its task, what tells it to leave, and whether it leaves."""
 
     running: asyncio.Task[tuple[int, str]]
-    told: asyncio.Event
+    stop_event: asyncio.Event
     leaves: bool = False
 
 

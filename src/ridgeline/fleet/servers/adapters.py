@@ -80,8 +80,8 @@ class SharedAdapters:
                     await _order(worker, UNLOAD, {"lora_name": name})
                     del has[name]
                 else:
-                    asked = {"lora_name": name, "lora_path": self._loaded[name][0]}
-                    await _order(worker, LOAD, asked | {"load_inplace": name in has})
+                    fields = {"lora_name": name, "lora_path": self._loaded[name][0]}
+                    await _order(worker, LOAD, fields | {"load_inplace": name in has})
                     has[name] = self._loaded[name]
             except NotLoaded as error:
                 failed[name] = error

@@ -63,8 +63,8 @@ def guards_bytes(names: Collection[str], options: Options) -> int:
     Raises ValueError if one does not fit.
     """
     of_guard = guard_options(options)
-    found = [load_checkpoint(locate(name).path) for name in names]
-    return sum(resolve(of_guard, checkpoint).total_bytes for checkpoint in found)
+    checkpoints = [load_checkpoint(locate(name).path) for name in names]
+    return sum(resolve(of_guard, checkpoint).total_bytes for checkpoint in checkpoints)
 
 
 def plan_servers(
@@ -171,8 +171,8 @@ class ReplicaSet:
         """How long sequences may be, as planned, or as a server says that was placed elsewhere."""
         if self.first is None:
             return None
-        told: int | None = self.first.facts.get(self.name, {}).get("max_model_len")
-        return self.plan.config.max_model_len if self.plan else told
+        max_model_len: int | None = self.first.facts.get(self.name, {}).get("max_model_len")
+        return self.plan.config.max_model_len if self.plan else max_model_len
 
     @property
     def trouble(self) -> str:
