@@ -401,11 +401,11 @@ def bench_foresight(
             check_base_url(base_url)
         except ValueError as error:
             raise UsageError(error) from error
-    seen = read_client_overhead(edge) if edge else None
+    client_overhead = read_client_overhead(edge) if edge else None
     with load_model(model, replace(options, speculative_config="off"), {}) as (llm, _):
         foresight(
             llm, seconds, load_seconds, partial(save_calibration, default_home()), out, base_url,
-            seen,
+            client_overhead,
         )  # fmt: skip
 
 

@@ -66,12 +66,12 @@ def read_config(file: Path, root: Any) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     top = {key: value for key, value in content.items() if not isinstance(value, dict)}
     leaves = dict(_leaves(root))
-    known: dict[str, list[Any]] = {}
+    flags_by_name: dict[str, list[Any]] = {}
     for command in leaves.values():
         for name, flag in _flags(command).items():
-            known.setdefault(name, []).append(flag)
+            flags_by_name.setdefault(name, []).append(flag)
     for key, value in top.items():
-        _check(file, key, value, known)
+        _check(file, key, value, flags_by_name)
     _check_tables(file, content, leaves)
     for path, command in leaves.items():
         table: Any = content
@@ -109,36 +109,36 @@ def _check_tables(
     ]
     for path in (*tables, *inner):
         if path not in leaves and path not in groups:
-            known, name = [".".join(one) for one in leaves], ".".join(path)
-            raise ValueError(f"{file}: there is no command [{name}]{_hint(name, known, '[{}]')}")
+            names, name = [".".join(one) for one in leaves], ".".join(path)
+            raise ValueError(f"{file}: there is no command [{name}]{_hint(name, names, '[{}]')}")
 
 
-def _hint(name: str, known: Sequence[str], form: str) -> str:
-    """Return what a name that is not known may mean, or all that are."""
-    if near := _nearest(name, known):
+def _hint(name: str, names: Sequence[str], form: str) -> str:
+    """Return what a name that is none of ``names`` may mean, or these."""
+    if near := _nearest(name, names):
         return f": did you mean {form.format(near)}?"
-    return f"; there are {', '.join(map(form.format, known))}"
+    return f"; there are {', '.join(map(form.format, names))}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return the name most like one that is not known, "" if none is like it.
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """Return the one of ``names`` most like a name, "" if none is like it.
 
     Of several it is the one with the same letters in another order, if there is one.
     """
-    near = difflib.get_close_matches(name, list(known), n=5)
+    near = difflib.get_close_matches(name, list(names), n=5)
     return min(near, key=lambda one: sorted(one) != sorted(name), default="")
 
 
 def _check(
-    file: Path, key: str, value: Any, known: Mapping[str, Sequence[Any]], where: str = ""
+    file: Path, key: str, value: Any, flags_by_name: Mapping[str, Sequence[Any]], where: str = ""
 ) -> None:
     """Raise ValueError unless a key names a flag, and its value is one for it.
 
     Commands may have several flags of one name: then one of them has to take it.
     """
-    flags = known.get(_plain(key))
+    flags = flags_by_name.get(_plain(key))
     if flags is None:
-        near = _nearest(_plain(key), known).replace("_", "-")
+        near = _nearest(_plain(key), flags_by_name).replace("_", "-")
         hint = f": did you mean {near!r}?" if near else ""
         raise ValueError(f"{file}: {where}there is no flag {key!r}{hint}")
     problems = [problem for flag in flags if (problem := _problem(flag, value)) is not None]
@@ -204,8 +204,8 @@ def config(
     assert context.parent is not None
     leaves = dict(_leaves(context.parent.command))
     if path not in leaves:
-        known, name = [" ".join(one) for one in leaves], " ".join(path)
-        raise ValueError(f"there is no command {name!r} with flags{_hint(name, known, '{}')}")
+        names, name = [" ".join(one) for one in leaves], " ".join(path)
+        raise ValueError(f"there is no command {name!r} with flags{_hint(name, names, '{}')}")
     parent = context.parent
     for name in path[:-1]:
         group = parent.command.commands[name]  # type: ignore[attr-defined]

@@ -133,21 +133,21 @@ def batch(
 
     Raises UsageError if there is nothing to answer or no model, and OSError or ValueError.
     """
-    found = _survey(source)
-    if not found.num_lines:
+    survey = _survey(source)
+    if not survey.num_lines:
         raise UsageError(f"{source.path} has no requests")
-    name = model or found.model
-    if found.num_wrong < found.num_lines and name is None:
+    name = model or survey.model
+    if survey.num_wrong < survey.num_lines and name is None:
         raise UsageError(f"no line of {source.path} names a model: give --model")
-    if name is None or found.num_wrong == found.num_lines:
+    if name is None or survey.num_wrong == survey.num_lines:
         first = next(source.lines())
         reason = f"line {first.number}: {first.problem}"
         raise UsageError(f"{source.path}: no line is a request; {reason}")
-    if found.num_wrong:
-        say(f"{found.num_wrong:,} of {found.num_lines:,} lines are not requests")
-    _check_room(files, found.num_lines)
+    if survey.num_wrong:
+        say(f"{survey.num_wrong:,} of {survey.num_lines:,} lines are not requests")
+    _check_room(files, survey.num_lines)
     with load(name) as llm:
-        return _answer(llm, source, files, name, found, answers_all=bool(model), in_order=in_order)
+        return _answer(llm, source, files, name, survey, answers_all=bool(model), in_order=in_order)
 
 
 def _answer(
@@ -155,7 +155,7 @@ def _answer(
     source: RequestFile,
     files: Files,
     name: str,
-    found: _Survey,
+    survey: _Survey,
     *,
     answers_all: bool,
     in_order: bool,
@@ -165,7 +165,7 @@ def _answer(
 
     of = compose.RequestSource(source, name, answers_all)
     progress = BatchProgress(files.progress, compose.batch_identity(llm, of))
-    total = found.num_lines
+    total = survey.num_lines
     try:
         if progress:
             say(f"resuming: {len(progress):,} of {total:,} lines are done")

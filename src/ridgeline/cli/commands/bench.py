@@ -59,14 +59,14 @@ def bench_search(
         "turns": 1, "think_s": 0.0, "max_tokens": None,
     },
 )  # fmt: skip
-@flags("asked", Images)
-def images(*, asked: Images, load: Workload) -> None:
+@flags("image_flags", Images)
+def images(*, image_flags: Images, load: Workload) -> None:
     """Put the load of many users on an endpoint that generates images.
 
     Requests arrive at random times, or a fixed number run at once. Only complete images of the
     requested size count. The last line is one JSON document. Status 1 if no request succeeded.
     """
-    if not bench_images(asked, load):
+    if not bench_images(image_flags, load):
         raise typer.Exit(1)
 
 

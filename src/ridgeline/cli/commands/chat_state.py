@@ -83,8 +83,8 @@ class ChatState:
             self.system = _unquoted(value)
             return "system prompt set" if value else "no system prompt"
         if name not in _NAMES or not value:
-            known = ", ".join(("system", *_NAMES))
-            raise ValueError(f"/set NAME VALUE, where NAME is one of {known}")
+            names = ", ".join(("system", *_NAMES))
+            raise ValueError(f"/set NAME VALUE, where NAME is one of {names}")
         self.params = replace(self.params, **{name: _value(name, value)})
         return f"{name} is {getattr(self.params, name)!r}"
 
@@ -147,8 +147,8 @@ def _checked(path: Path, document: Any) -> tuple[list[dict[str, str]], str, dict
             raise wrong
     if len(messages) % 2 or any(name not in _NAMES for name in parameters):
         raise wrong
-    kept = [{"role": one["role"], "content": one["content"]} for one in messages]
-    return kept, system, parameters
+    history = [{"role": one["role"], "content": one["content"]} for one in messages]
+    return history, system, parameters
 
 
 def _file(text: str) -> Path:

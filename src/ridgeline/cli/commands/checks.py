@@ -40,10 +40,10 @@ def check_command(
     from ridgeline.trust.rules.file import read_rules  # these would slow every other command
     from ridgeline.trust.text_rules.answer import TextRule, TextRules, screened
 
-    found = read_rules(file)
+    rule_file = read_rules(file)
     if text is not None and not text:
         raise UsageError("--try is empty: give it a text")
-    for name, key in found.keys.items():
+    for name, key in rule_file.keys.items():
         num_rules = [len(one.forbidding) + len(one.noting) for one in (key.input, key.output)]
         print(
             f"[keys.{name}]  {num_rules[0]} patterns for input, {num_rules[1]} for output; "
@@ -60,7 +60,7 @@ def check_command(
             ends = f" (ends here{says})" if blocked else ""
             print(f"  {where:<6}  {shown}{ends}")
             print(f"          {', '.join(dict.fromkeys(does))}")
-    print(f"version {found.version}: the file can be used")
+    print(f"version {rule_file.version}: the file can be used")
 
 
 audit_app = App(help="Check a server's audit log.", no_args_is_help=True)
@@ -94,12 +94,12 @@ def verify_command(
     from ridgeline.trust.audit.log import KEY_FILE
     from ridgeline.trust.audit.record_format import read_key
 
-    found = logs_in(files)
-    if head is not None and len(found) > 1:
-        raise UsageError(f"--head is for one log, but there are {len(found)}: name one of them")
+    logs = logs_in(files)
+    if head is not None and len(logs) > 1:
+        raise UsageError(f"--head is for one log, but there are {len(logs)}: name one of them")
     key_file = key or default_home() / KEY_FILE
     signs = read_key(key_file) if key or key_file.exists() else None
-    checked = [check(folder, of_log, signs, head) for folder, of_log in found.items()]
+    checked = [check(folder, of_log, signs, head) for folder, of_log in logs.items()]
     compare(checked, [path for path in files if path.is_dir()])
     for log in checked:
         _report(log)

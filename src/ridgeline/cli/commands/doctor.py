@@ -59,7 +59,7 @@ def report(
     ``model`` is loaded, and what this process takes with it is shown line by line. ``with_roof``
     adds what memory and arithmetic reach, measured for about ten seconds.
     """
-    console.print(drawn(of_pairs(_known(home, with_roof=with_roof))))
+    console.print(drawn(of_pairs(_pairs(home, with_roof=with_roof))))
     if model is not None:
         _report_memory(console, model)
     all_problems = list(problems(home))
@@ -71,8 +71,8 @@ def report(
 
 def document(home: Path, *, model: str | None = None, with_roof: bool = False) -> dict[str, Any]:
     """Return what ``report`` prints, for JSON: facts, problems, and a model's memory in bytes."""
-    known = _known(home, with_roof=with_roof)
-    content: dict[str, Any] = {"facts": [{"name": name, "value": value} for name, value in known]}
+    pairs = _pairs(home, with_roof=with_roof)
+    content: dict[str, Any] = {"facts": [{"name": name, "value": value} for name, value in pairs]}
     if model is not None:
         with LLM(model) as llm:
             llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=16))
@@ -80,7 +80,7 @@ def document(home: Path, *, model: str | None = None, with_roof: bool = False) -
     return content | {"problems": list(problems(home))}
 
 
-def _known(home: Path, *, with_roof: bool) -> Iterator[tuple[str, str]]:
+def _pairs(home: Path, *, with_roof: bool) -> Iterator[tuple[str, str]]:
     yield from facts(home)
     if with_roof:
         yield from roof_facts(home)
@@ -102,17 +102,17 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
     yield "numpy", f"{np.__version__} with {library}"
     yield from cuda.gpu_models.lines()
-    found = cuda.approval.read(home)
-    if found is not None:
-        taken = "--backend auto takes it" if found.is_open else f"--backend auto is {AUTO}"
-        yield "gpu gate", f"{found.why}: {taken}"
-    name = "cuda" if found and found.is_open else AUTO
+    approval = cuda.approval.read(home)
+    if approval is not None:
+        taken = "--backend auto takes it" if approval.is_open else f"--backend auto is {AUTO}"
+        yield "gpu gate", f"{approval.why}: {taken}"
+    name = "cuda" if approval and approval.is_open else AUTO
     yield "backend", f"{name} ({BACKENDS[name].describe()}), {cores} threads"
     disk = shutil.disk_usage(_existing(home)).free
     yield "models", f"{home / 'models'} ({gib(disk)} free on disk)"
     yield "models here", ", ".join(place.name for place in stores().all()) or "none yet"
-    known = [foreseen(calibration) for calibration in stored_calibrations(home)]
-    for line in known or ["nothing measured yet: ridgeline calibrate MODEL"]:
+    lines = [foreseen(calibration) for calibration in stored_calibrations(home)]
+    for line in lines or ["nothing measured yet: ridgeline calibrate MODEL"]:
         yield "foresight", line
 
 
@@ -127,8 +127,8 @@ def foreseen(calibration: Calibration) -> str:
         "weights at {:,.1f} GB/s or more": calibration.weights_bytes_per_s,
         "the KV cache at {:,.1f} GB/s": calibration.kv_bytes_per_s,
     }
-    if known := [text.format(rate / 1e9) for text, rate in reads.items() if rate]:
-        texts.append(f"it reads {' and '.join(known)}")
+    if speeds := [text.format(rate / 1e9) for text, rate in reads.items() if rate]:
+        texts.append(f"it reads {' and '.join(speeds)}")
     if calibration.factors:
         speed = 1 / calibration.factors[-1]
         if 0.5 <= speed <= 2:
@@ -199,19 +199,19 @@ def gpu_roof_facts(home: Path) -> Iterator[tuple[str, str]]:
     """
     if cuda.device.problem() is not None:
         return
-    found: dict[str, Finding] = {}
+    roofs: dict[str, Finding] = {}
     measure(
         "roof",
         left_s=PARTS["roof"],
         is_tiny=False,
         home=home,
-        take=lambda finding: found.update({finding["what"]: finding}),
+        take=lambda finding: roofs.update({finding["what"]: finding}),
     )
     for name, what, rate, unit in _GPU_ROOFS:
-        if rate in (of := found.get(what, {})):
+        if rate in (of := roofs.get(what, {})):
             yield name, f"{of[rate]:8,.2f} {unit}"
         else:
-            why = of.get("failed") or " ".join(found["end"]["tail"][-1:]) or "nothing was measured"
+            why = of.get("failed") or " ".join(roofs["end"]["tail"][-1:]) or "nothing was measured"
             yield name, f"unknown: {why}"
 
 

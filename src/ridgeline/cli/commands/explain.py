@@ -105,15 +105,15 @@ def _chosen(
         return [recorded.get(name) for name in names]
     metric, limit_ms = _limit(above) if above is not None else ("e2el", None)
     measured = [(_measure_ms(one, metric), one) for one in recorded.requests]
-    known = [(value, one) for value, one in measured if value is not None]
-    known.sort(key=lambda pair: -pair[0])
+    ranking = [(value, one) for value, one in measured if value is not None]
+    ranking.sort(key=lambda pair: -pair[0])
     if limit_ms is None:
-        if not known:
+        if not ranking:
             raise ValueError("the trace has no finished request")
-        return [one for _, one in known[: slowest or 1]]
-    above_limit = [one for value, one in known if value > limit_ms]
+        return [one for _, one in ranking[: slowest or 1]]
+    above_limit = [one for value, one in ranking if value > limit_ms]
     if not above_limit:
-        reason = f"the highest is {known[0][0]:,.1f} ms" if known else "none ended"
+        reason = f"the highest is {ranking[0][0]:,.1f} ms" if ranking else "none ended"
         raise ValueError(f"no request has a {metric} above {limit_ms:g} ms: {reason}")
     return above_limit
 

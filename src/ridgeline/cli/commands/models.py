@@ -151,12 +151,12 @@ def show(model: Model, as_json: AsJson = False) -> None:
     """Describe a model: its architecture, formats, context, sampling, and where it is."""
     place = locate(model)
     checkpoint = load_checkpoint(place.path)
-    known = dict(_facts(checkpoint, {**place.sampling, **checkpoint.generation_defaults}))
+    facts = dict(_facts(checkpoint, {**place.sampling, **checkpoint.generation_defaults}))
     if as_json:
-        needs = known["needs"]
-        print(json.dumps({"model": model} | known | {"needs": needs and needs.as_dict()}))
+        needs = facts["needs"]
+        print(json.dumps({"model": model} | facts | {"needs": needs and needs.as_dict()}))
         return
-    pairs = ((name.replace("_", " "), _shown(name, value)) for name, value in known.items())
+    pairs = ((name.replace("_", " "), _shown(name, value)) for name, value in facts.items())
     console().print(drawn(of_pairs(pairs)))
 
 
@@ -256,8 +256,8 @@ def _is_meant(place: StoredModel, name: str) -> bool:
     if hub_name is None or place.owner == "ollama" or repo.lower() != hub_name.repo.lower():
         return False
     file = place.path.name
-    known = (tag.lower(), file.lower(), tag_of(file).lower())
-    return not hub_name.tag or hub_name.tag.lower() in known
+    spellings = (tag.lower(), file.lower(), tag_of(file).lower())
+    return not hub_name.tag or hub_name.tag.lower() in spellings
 
 
 def _remove_if_empty(folder: Path, top: Path) -> None:

@@ -70,7 +70,7 @@ Model = Annotated[
 ]
 
 
-@flags("asked", LoadFlags)
+@flags("load_flags", LoadFlags)
 @flags("plan_flags", PlanFlags)
 def plan_command(
     model: Model = None,
@@ -90,14 +90,14 @@ def plan_command(
     ] = False,
     *,
     plan_flags: PlanFlags,
-    asked: LoadFlags,
+    load_flags: LoadFlags,
 ) -> None:
     """Say how much memory a model needs and what fits; for a load, which devices and the cost.
 
     Any config.json will do: of models that this engine does not run as well. No weight is loaded.
     """
     is_asked = compare_published or out or form is not PlanFormat.table
-    is_asked = is_asked or (plan_flags, asked) != (PlanFlags(), LoadFlags())
+    is_asked = is_asked or (plan_flags, load_flags) != (PlanFlags(), LoadFlags())
     if port != _PORT and not web:
         raise UsageError("--port is about the page for plans: give --web")
     if web:
@@ -114,7 +114,7 @@ def plan_command(
         raise UsageError("name a model or give a config.json, or open the page with --web")
     if out is not None and out.suffix.lower() != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
-    values = {f.name: getattr(of, f.name) for of in (plan_flags, asked) for f in fields(of)}
+    values = {f.name: getattr(of, f.name) for of in (plan_flags, load_flags) for f in fields(of)}
     with count_bar("Simulating", note="choices") as report:
         planned = plan(model, compare_published=compare_published, report=report, **values)
     match form:

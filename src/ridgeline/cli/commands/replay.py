@@ -314,9 +314,9 @@ def _print_trust(console: Console, document: dict[str, Any]) -> None:
         )
     if beyond := prediction["beyond"]:
         most, fitted = prediction["steps_up_to"], prediction["fitted_up_to"]
-        found = as_text({name: (most[name], fitted[name]) for name in beyond})
+        sizes = as_text({name: (most[name], fitted[name]) for name in beyond})
         console.print(
-            f"[yellow]Outside of what was measured[/]: steps have {found}. Nothing says how long "
+            f"[yellow]Outside of what was measured[/]: steps have {sizes}. Nothing says how long "
             "such steps take,"
         )
         console.print("so the change may even have the other sign.")

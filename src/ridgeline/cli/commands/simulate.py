@@ -112,7 +112,7 @@ def _scenario_flags(command: Callable[..., None]) -> Callable[..., None]:
         "options", Options, fixed={"seed": None, "tensor_parallel_size": 1} | _FORMATS
     )
     of_load = flags("load", Workload, unless=("like_result",))
-    return of_device(of_engine(of_load(flags("asked", ScenarioFlags)(command))))
+    return of_device(of_engine(of_load(flags("scenario_flags", ScenarioFlags)(command))))
 
 
 @_scenario_flags
@@ -120,7 +120,7 @@ def simulate_command(
     model: _MODEL,
     like_result: _LIKE = None,
     *,
-    asked: ScenarioFlags,
+    scenario_flags: ScenarioFlags,
     plan_flags: PlanFlags,
     options: Options,
     load: Workload | None,
@@ -134,7 +134,7 @@ def simulate_command(
 
     Other values of an option or of the load: ridgeline sweep. The requests of a trace: replay.
     """
-    scenario = _scenario(model, asked, plan_flags, load, like_result)
+    scenario = _scenario(model, scenario_flags, plan_flags, load, like_result)
     options = _checked(options, scenario)
     _check_alone(scenario)
     if not simulate_load(scenario, replace(options, trace=None), _path(options.trace)):
@@ -157,7 +157,7 @@ def sweep_command(
     out: Annotated[Path | None, typer.Option(help="An .svg file to draw.")] = None,
     like_result: _LIKE = None,
     *,
-    asked: ScenarioFlags,
+    scenario_flags: ScenarioFlags,
     plan_flags: PlanFlags,
     options: Options,
     load: Workload | None,
@@ -167,7 +167,7 @@ def sweep_command(
     Each is what ridgeline simulate would say of it, in a process of its own. The last line is one
     JSON document.
     """
-    scenario = _scenario(model, asked, plan_flags, load, like_result)
+    scenario = _scenario(model, scenario_flags, plan_flags, load, like_result)
     options = _checked(options, scenario)
     if out is not None and out.suffix.lower() != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
@@ -197,29 +197,29 @@ def _check_device(plan_flags: PlanFlags, options: Options, calibration: str) -> 
 
 def _scenario(
     model: str,
-    asked: ScenarioFlags,
+    scenario_flags: ScenarioFlags,
     plan_flags: PlanFlags,
     load: Workload | None,
     like_result: Path | None,
 ) -> Scenario:
     """Return what is to be simulated. Raises UsageError for flags that make no sense together."""
-    endpoint: str = asked.endpoint
+    endpoint: str = scenario_flags.endpoint
     try:
-        limits = tuple(asked.goodput or ())
+        limits = tuple(scenario_flags.goodput or ())
         parse_limits(limits)
         for name in ("prompt_tokens", "answer_tokens", "new_tokens"):
-            if (text := getattr(asked, name)) is not None:
+            if (text := getattr(scenario_flags, name)) is not None:
                 parse_length(text, name)
         if load is None:
             assert like_result is not None
             load, others = like(like_result)
             endpoint = others.get("endpoint", endpoint)
             limits = limits or tuple(others.get("goodput") or ())
-        if asked.new_tokens is not None:
-            if like_result is None and load.max_tokens not in (None, asked.new_tokens):
+        if scenario_flags.new_tokens is not None:
+            if like_result is None and load.max_tokens not in (None, scenario_flags.new_tokens):
                 raise ValueError("--new-tokens and --max-tokens both say how long answers are")
-            load = replace(load, max_tokens=asked.new_tokens)
-        if asked.prompt_tokens is not None:
+            load = replace(load, max_tokens=scenario_flags.new_tokens)
+        if scenario_flags.prompt_tokens is not None:
             if load.prompts or load.trace_file or load.lengths_from:
                 raise ValueError("--prompt-tokens makes prompts itself: give no file of others")
             if like_result is None and load.prompt_words is not None:
@@ -230,17 +230,17 @@ def _scenario(
         model=model,
         load=load,
         endpoint=endpoint,
-        prompt_tokens=asked.prompt_tokens,
-        answer_tokens=asked.answer_tokens,
+        prompt_tokens=scenario_flags.prompt_tokens,
+        answer_tokens=scenario_flags.answer_tokens,
         goodput=limits,
-        replicas=asked.replicas,
-        router=asked.router,
-        is_load_per_server=asked.load_per_server,
-        kills_per_minute=asked.kills_per_minute,
-        back_after_s=asked.back_after,
-        drafts=asked.drafts,
-        client_overhead=read_client_overhead(asked.edge) if asked.edge else None,
-        calibration=asked.calibration,
+        replicas=scenario_flags.replicas,
+        router=scenario_flags.router,
+        is_load_per_server=scenario_flags.load_per_server,
+        kills_per_minute=scenario_flags.kills_per_minute,
+        back_after_s=scenario_flags.back_after,
+        drafts=scenario_flags.drafts,
+        client_overhead=read_client_overhead(scenario_flags.edge) if scenario_flags.edge else None,
+        calibration=scenario_flags.calibration,
         plan_flags=plan_flags,
     )
 
