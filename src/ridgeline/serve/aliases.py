@@ -82,15 +82,15 @@ class Aliases:
     def find(self, name: str) -> Alias | None:
         """Return the alias of a name; ``:latest``, which Ollama's clients add, says nothing."""
         for one in (name, name.removesuffix(":latest")):
-            if self._folder and NAME.fullmatch(one) and (found := _read(self._path(one))):
-                return found
+            if self._folder and NAME.fullmatch(one) and (alias := _read(self._path(one))):
+                return alias
         return None
 
     def all(self) -> Iterator[Alias]:
         """Yield them by their names."""
         for path in sorted(self._folder.glob("*.json")) if self._folder else ():
-            if found := _read(path):
-                yield found
+            if alias := _read(path):
+                yield alias
 
     def keep(self, alias: Alias) -> None:
         """Have an alias, in place of another of the same name. Raises OSError if it cannot be kept,

@@ -175,8 +175,8 @@ def _add_tokens(app: FastAPI, server: ModelServer) -> None:
         server.check_open(body.model)
         ids = await server.preparer.from_text(body.tokens, param="tokens")
         decode = partial(text.tokenizer.decode, ids, skip_special=False)
-        found = await server.work.prompts.run(decode)
-        return {"prompt": found, "content": found}  # as vLLM and llama.cpp call it
+        prompt = await server.work.prompts.run(decode)
+        return {"prompt": prompt, "content": prompt}  # as vLLM and llama.cpp call it
 
     @app.get("/tokenizer_info", responses=ERRORS)
     async def tokenizer_info() -> dict[str, Any]:
@@ -251,8 +251,8 @@ def _add_status(app: FastAPI, server: ModelServer) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """Return the metrics in Prometheus' text format: to a key its own use, to operators all."""
-        seen = own_view(request.state)
-        text = await reports.run(lambda: server.metrics.text(seen))
+        view = own_view(request.state)
+        text = await reports.run(lambda: server.metrics.text(view))
         return PlainTextResponse(text, media_type=server.metrics.content_type)
 
 

@@ -452,10 +452,10 @@ class Preparer:
     async def _all_in_thread(self, param: str, work: Callable[[], list[list[int]]]) -> list[Ids]:
         screen = self._screen()
         if screen and screen.checks_ids:  # whatever a prompt was made of: what is read has no more
-            decode, made = partial(self._text.tokenizer.decode, skip_special=False), work
+            decode, unchecked = partial(self._text.tokenizer.decode, skip_special=False), work
 
             def work() -> list[list[int]]:
-                prompts = made()
+                prompts = unchecked()
                 for ids in prompts:
                     screen.check_read(decode(ids), param)
                 return prompts

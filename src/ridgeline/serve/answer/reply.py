@@ -474,8 +474,8 @@ class Reply(Response):
         for name in ("user", "safety_identifier", "prompt_cache_key", "metadata"):
             self._note[name] = getattr(self._body, name, None)
         if self._log_content:
-            asked = self._body.model_dump(include=_CONTENT, exclude_none=True)
-            self._note |= asked | {"response": self._content.decode(errors="replace")}
+            content = self._body.model_dump(include=_CONTENT, exclude_none=True)
+            self._note |= content | {"response": self._content.decode(errors="replace")}
 
 
 def sse(value: Mapping[str, Any]) -> bytes:

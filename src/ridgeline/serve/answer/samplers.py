@@ -65,8 +65,8 @@ def switched_off(names: Sequence[str] | None) -> dict[str, float]:
     if names is None:
         return {}
     if list(names) != [name for name in _IN_ORDER if name in names]:
-        known = ", ".join(_IN_ORDER)
-        message = f"samplers is wrong: it may name these, each once, in this order: {known}"
+        samplers = ", ".join(_IN_ORDER)
+        message = f"samplers is wrong: it may name these, each once, in this order: {samplers}"
         raise ApiError(400, message, param="samplers", code="unsupported_parameter")
     off = (values for name, values in _IN_ORDER.items() if name not in names)
     return {field: value for values in off for field, value in values.items()}

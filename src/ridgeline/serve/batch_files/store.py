@@ -212,8 +212,8 @@ class Store:
             self._lock = FileLock(folder / ".lock")
         except BlockingIOError:
             raise ValueError("another server of this model keeps the files") from None
-        known = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-        self._owners = {path.name: OwnerFiles(path) for path in known}
+        folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+        self._owners = {path.name: OwnerFiles(path) for path in folders}
 
     def of(self, owner: str) -> OwnerFiles:
         """Return what an owner has; ``owner`` must be fit for the name of a folder."""
@@ -238,12 +238,12 @@ def new_id(prefix: str) -> str:
 
 def _records(folder: Path, pattern: str, kind: type[Record]) -> Iterator[Record]:
     """Yield the records that can be read, oldest first."""
-    found: list[Record] = []
+    records: list[Record] = []
     for path in folder.glob(pattern):
         try:
             record = kind(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             continue  # of a later version, or damaged: it stays where it is
         if record.id == path.stem:
-            found.append(record)
-    yield from sorted(found, key=lambda one: (one.created_at, one.id))
+            records.append(record)
+    yield from sorted(records, key=lambda one: (one.created_at, one.id))

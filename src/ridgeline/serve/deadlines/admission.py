@@ -208,8 +208,8 @@ class DeadlineAdmission:
             self._margin.judge(is_broken=not is_in_time)
             if self._margin.are_promises_made != were_made:
                 _log.warning(_NOT_MADE if were_made else _MADE_AGAIN)
-        kept, broken = ("kept", "broken") if promise.is_made else ("in_time", "late")
-        self._end(promise, kept if is_in_time else broken)
+        good, bad = ("kept", "broken") if promise.is_made else ("in_time", "late")
+        self._end(promise, good if is_in_time else bad)
 
     def _end(self, promise: Promise, outcome: str | None) -> None:
         if promise in self._open:

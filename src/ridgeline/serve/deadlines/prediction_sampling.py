@@ -124,8 +124,8 @@ class Arrivals:
         here = {snapshot.number: snapshot for snapshot in copy.state.requests}
         if place is not None:
             snapshot = queued[place] = with_cached(engine, stream, 0, queued[place])
-        elif found := [here[n] for n in copy.numbers.get(stream, ()) if n in here]:
-            snapshot = found[0]
+        elif snapshots := [here[n] for n in copy.numbers.get(stream, ()) if n in here]:
+            snapshot = snapshots[0]
         else:  # it was refused, or its client has left
             self._is_busy = False
             return

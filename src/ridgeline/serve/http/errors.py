@@ -204,10 +204,10 @@ def add_errors(app: FastAPI) -> None:
         text = f"{request.method} {path!r}: {error.detail}"
         headers = dict(error.headers or {})
         if error.status_code == 404:
-            known = [getattr(one, "path", "") for one in app.routes if _takes(one, request)]
+            paths = [getattr(one, "path", "") for one in app.routes if _takes(one, request)]
             # A client whose base URL lacks /v1 asks for the rest of the path.
-            near = [f"/v1{path}"] if f"/v1{path}" in known else []
-            near += difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+            near = [f"/v1{path}"] if f"/v1{path}" in paths else []
+            near += difflib.get_close_matches(path, paths, n=1, cutoff=0.75)
             text += f"; did you mean {near[0]}?" if near else ""
         if "GET" in headers.get("Allow", ""):
             headers["Allow"] = "GET, HEAD"  # the edge makes one the other

@@ -63,13 +63,13 @@ class Keys:
 
     def reload(self) -> None:
         """Read the file again; the old keys stay if that fails."""
-        known = [*self._from_flags, *(_read(self._file) if self._file else ())]
-        if len({key.label for key in known}) < len(known):
+        keys = [*self._from_flags, *(_read(self._file) if self._file else ())]
+        if len({key.label for key in keys}) < len(keys):
             where = self._file.name if self._file else "the flags"
             raise ValueError(
                 f"{where} has two keys with the same label, or one with the label of a flag's key"
             )
-        self._keys = known
+        self._keys = keys
 
     @property
     def are_needed(self) -> bool:
@@ -109,8 +109,8 @@ class Keys:
 
     def proof(self, secret: bytes) -> str:
         """Return what two servers with the same keys and the same ``secret`` have in common."""
-        known = repr(sorted(self._keys)).encode()
-        return hmac.new(secret, known, "sha256").hexdigest()
+        keys = repr(sorted(self._keys)).encode()
+        return hmac.new(secret, keys, "sha256").hexdigest()
 
     def label_of(self, authorization: bytes | None, api_key: bytes | None = None) -> str | None:
         """Return the label of the key in these headers, None if it is unknown.
@@ -121,9 +121,9 @@ class Keys:
             authorization = b"Bearer " + api_key
         scheme, _, key = (authorization or b"").partition(b" ")
         digest, match = _digest(key.strip()), None
-        for known in self._keys:  # compare with all of them, for constant time
-            if hmac.compare_digest(digest, known.digest):
-                match = known.label
+        for candidate in self._keys:  # compare with all of them, for constant time
+            if hmac.compare_digest(digest, candidate.digest):
+                match = candidate.label
         return match if scheme.lower() == b"bearer" else None
 
 
@@ -336,8 +336,8 @@ class Limits:
                 reason = f"this key may use {tokens.amount} tokens per {period}"
                 raise _refusal(reason, tokens.wait_s(need))
         self._use(account, num_prompt_tokens)
-        held = [num_prompt_tokens]
-        return lambda: self._use(account, -held.pop()) if held else None
+        reservation = [num_prompt_tokens]
+        return lambda: self._use(account, -reservation.pop()) if reservation else None
 
     def charge(self, label: str, num_tokens: int) -> None:
         """Count tokens that were generated, however many."""

@@ -116,10 +116,10 @@ def certificate_settings(options: ServeOptions) -> dict[str, Any]:
     if cert is None:
         return {}
     password = options.ssl_keyfile_password
-    asked: list[bool] = []
+    questions: list[bool] = []
 
     def tell() -> str:
-        asked.append(True)
+        questions.append(True)
         return password or ""
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -129,7 +129,7 @@ def certificate_settings(options: ServeOptions) -> dict[str, Any]:
         missing = next((one for one in (cert, key) if one and not one.exists()), cert)
         raise ValueError(f"there is no file {missing}: see --ssl-certfile") from error
     except (ssl.SSLError, OSError) as error:
-        raise ValueError(_why(error, cert, key or cert, bool(asked), password)) from error
+        raise ValueError(_why(error, cert, key or cert, bool(questions), password)) from error
     return {"ssl_certfile": cert, "ssl_keyfile": key, "ssl_keyfile_password": password}
 
 

@@ -262,9 +262,9 @@ class ServeOptions:
                 )
         format_named(self.tool_call_parser, "")
         if self.reasoning_parser not in REASONING_PARSERS:
-            known = ", ".join(REASONING_PARSERS)
+            names = ", ".join(REASONING_PARSERS)
             raise ValueError(
-                f"there is no reasoning parser {self.reasoning_parser!r}: use one of {known}"
+                f"there is no reasoning parser {self.reasoning_parser!r}: use one of {names}"
             )
         for name, port in (("--port", self.port), ("--grpc-port", self.grpc_port or 0)):
             if not 0 <= port < 1 << 16:
@@ -313,8 +313,8 @@ class ServeOptions:
     @property
     def replica_range(self) -> tuple[int, int]:
         """``replicas`` as the least and the most. Raises ValueError."""
-        found = re.fullmatch(r"(\d{1,4})(?:\.\.(\d{1,4}))?", self.replicas.strip())
-        least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        match = re.fullmatch(r"(\d{1,4})(?:\.\.(\d{1,4}))?", self.replicas.strip())
+        least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= least <= most:
             raise ValueError(
                 f"--replicas is {self.replicas!r}: write a number from 1, or from the fewest to "

@@ -75,9 +75,9 @@ def document(schema: dict[str, Any], model: type[RequestModel]) -> None:
     """Add to a model's JSON schema what the model accepts besides its fields."""
     others = {"type": "null"} if model.extras is None else {"description": "Dropped by name."}
     schema["additionalProperties"] = others
-    kept = {k: v for k, v in schema["properties"].items() if k not in model.absent}
-    schema["properties"] = kept | {
-        name: _documented(extra) for name, extra in (model.extras or {}).items() if name not in kept
+    own = {k: v for k, v in schema["properties"].items() if k not in model.absent}
+    schema["properties"] = own | {
+        name: _documented(extra) for name, extra in (model.extras or {}).items() if name not in own
     }
 
 

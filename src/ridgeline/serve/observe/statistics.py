@@ -135,8 +135,8 @@ def added(several: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         by_size = {batch["batch_size"]: batch for batch in total["batch_stats"]}
         for batch in one["batch_stats"]:
             size = batch["batch_size"]
-            known = by_size.get(size)
-            by_size[size] = _sum_of(known, batch) | {"batch_size": size} if known else batch
+            before = by_size.get(size)
+            by_size[size] = _sum_of(before, batch) | {"batch_size": size} if before else batch
         total["batch_stats"] = [by_size[size] for size in sorted(by_size)]
     return total
 

@@ -160,17 +160,17 @@ class TraceBuffer:
 
 def _glance(line: bytes) -> Json | None:
     """Return what finds a request, from its line; None if it is another, or has odd letters."""
-    seen = _SEEN.fullmatch(line.decode())
-    if seen is None:
+    match = _SEEN.fullmatch(line.decode())
+    if match is None:
         return None
     return {
-        "request_id": int(seen["request_id"]),
-        "name": seen["name"],
-        "arrival_s": float(seen["arrival_s"]),
-        "finish_s": float(seen["finish_s"]),
-        "num_generated": [int(count) for count in seen["num_generated"].split(",") if count],
-        "num_prompt_tokens": int(seen["num_prompt_tokens"]),
-        "tenant": seen["tenant"],
+        "request_id": int(match["request_id"]),
+        "name": match["name"],
+        "arrival_s": float(match["arrival_s"]),
+        "finish_s": float(match["finish_s"]),
+        "num_generated": [int(count) for count in match["num_generated"].split(",") if count],
+        "num_prompt_tokens": int(match["num_prompt_tokens"]),
+        "tenant": match["tenant"],
     }
 
 

@@ -33,9 +33,9 @@ def _below(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
 
 
 def _response(path: str, file: Traversable) -> Response:
-    kept = "public, max-age=31536000, immutable" if path.startswith(_VENDOR) else "no-cache"
+    caching = "public, max-age=31536000, immutable" if path.startswith(_VENDOR) else "no-cache"
     kind = _TYPES[file.name.rpartition(".")[2]]
-    return Response(file.read_bytes(), 200, _HEADERS | {"cache-control": kept}, kind)
+    return Response(file.read_bytes(), 200, _HEADERS | {"cache-control": caching}, kind)
 
 
 FILES = {  # by path

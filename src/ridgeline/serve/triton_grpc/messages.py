@@ -156,8 +156,8 @@ def _add_field(message: Any, name: str, number: str, kind: str) -> None:
 def _classes() -> dict[str, Any]:
     pool = DescriptorPool()
     pool.Add(_file())
-    found = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES}
-    return {name: GetMessageClass(descriptor) for name, descriptor in found.items()}
+    descriptors = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES}
+    return {name: GetMessageClass(descriptor) for name, descriptor in descriptors.items()}
 
 
 CLASSES = _classes()
@@ -212,7 +212,7 @@ def _layout(message: Any) -> dict[int, Any]:
     Elements that take as many as they need have 0. A map's entries are counted, but not read: what
     stands in them more than once takes no memory.
     """
-    found: dict[int, Any] = {}
+    layout: dict[int, Any] = {}
     for field in message.fields:
         inside = field.message_type
         if (
@@ -220,10 +220,10 @@ def _layout(message: Any) -> dict[int, Any]:
             and field.is_repeated
             and field.cpp_type != FieldDescriptor.CPPTYPE_STRING
         ):
-            found[field.number] = _FIXED_BYTES.get(field.cpp_type, 0)
+            layout[field.number] = _FIXED_BYTES.get(field.cpp_type, 0)
         elif inside is not None and not inside.GetOptions().map_entry:
-            found[field.number] = _layout(inside)
-    return found
+            layout[field.number] = _layout(inside)
+    return layout
 
 
 def _num_elements(element_bytes: int, data: bytes) -> int:

@@ -48,8 +48,8 @@ class Ticket(NamedTuple):
         number, _, given = rest.partition(" ")
         if not (number.isascii() and number.isdigit() and len(number) < _MOST_DIGITS):
             return None
-        found = cls(server, int(number))
-        return found if is_proof(given, key, "ticket", found._words()) else None
+        ticket = cls(server, int(number))
+        return ticket if is_proof(given, key, "ticket", ticket._words()) else None
 
     def _words(self) -> list[str]:
         return [self.server, str(self.number)]
@@ -127,20 +127,20 @@ def _proved(fields: dict[str, Any], key: bytes, role: str, nonces: list[str]) ->
     said = _text(fields, "said")
     if not is_proof(_text(fields, "proof"), key, role, nonces, said):
         raise NotTaken(FOREIGN)
-    found = _object(said)
-    if found is None:
+    content = _object(said)
+    if content is None:
         raise NotTaken("it says what no server says")
-    return found
+    return content
 
 
 def _object(text: str | bytes) -> dict[str, Any] | None:
     """Return an object of JSON whose texts can all be written; None if this is none."""
     try:
-        found = json.loads(text)
-        json.dumps(found, ensure_ascii=False).encode()  # no half of a surrogate pair
+        document = json.loads(text)
+        json.dumps(document, ensure_ascii=False).encode()  # no half of a surrogate pair
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:

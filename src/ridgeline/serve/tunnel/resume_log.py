@@ -52,9 +52,9 @@ class Frames:
             middle = _LENGTHS.size + num_lines
             if len(self._bytes) < middle + num_body:
                 return
-            found = bytes(self._bytes[: middle + num_body])
+            whole = bytes(self._bytes[: middle + num_body])
             del self._bytes[: middle + num_body]
-            yield found[_LENGTHS.size : middle], found[middle:]
+            yield whole[_LENGTHS.size : middle], whole[middle:]
 
 
 def line(value: Any) -> bytes:
@@ -148,17 +148,17 @@ class ResumeLog:
     def _tell(self, stream: RequestStream) -> None:
         """Give a stream the tokens of its answers, all but the last of each that is not over."""
         counts = range(stream.params.num_answers)
-        told: list[list[list[int]]] = [[[] for _ in counts] for _ in stream.prompts]
+        tokens: list[list[list[int]]] = [[[] for _ in counts] for _ in stream.prompts]
         ended = set[tuple[int, int]]()
         for prompt, event in self._before:
             place = prompt, event.seq_id[1]
-            if prompt >= len(told) or place[1] not in counts or place in ended:
+            if prompt >= len(tokens) or place[1] not in counts or place in ended:
                 raise StreamError(f"the journal has no answer {place}", 400)
             if event.token is not None:
-                told[prompt][place[1]].append(event.token)
+                tokens[prompt][place[1]].append(event.token)
             if event.finish_reason:
                 ended.add(place)
-        for prompt, answers in enumerate(told):
+        for prompt, answers in enumerate(tokens):
             for i, answer in enumerate(answers):
                 if answer and (prompt, i) not in ended:
                     self._again[prompt, i] = deque([answer.pop()])

@@ -26,24 +26,24 @@ def read_messages(messages: Sequence[Any], *, may_lose: bool) -> tuple[list[Any]
 
     Unless they ``may_lose`` anything, messages that would lose something stay as they are.
     """
-    told: list[Any] = []
+    output: list[Any] = []
     lost: list[str] = []
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, list) or all(map(_is_read, content)):
-            told.append(message)
+            output.append(message)
             continue
         left_out: list[str] = []
         if message.get("role") == "assistant":
-            found = _assistant(message, content, left_out)
+            parts = _assistant(message, content, left_out)
         else:
-            found = [{**message, "content": _user(content, left_out)}]
+            parts = [{**message, "content": _user(content, left_out)}]
         if left_out and not may_lose:
-            told.append(message)
+            output.append(message)
         else:
-            told += found
+            output += parts
             lost += [f"messages.content ({name})" for name in left_out]
-    return told, list(dict.fromkeys(lost))
+    return output, list(dict.fromkeys(lost))
 
 
 def _is_read(block: Any) -> bool:
@@ -59,8 +59,8 @@ def _is_read(block: Any) -> bool:
 def _assistant(message: Block, content: list[Any], left_out: list[str]) -> list[dict[str, Any]]:
     """Return the messages that one of the assistant becomes."""
     results = {one["tool_use_id"]: one for one in content if _is_result(one)}
-    asked = {one["id"]: one for one in content if _is_call(one)}
-    told: list[dict[str, Any]] = []
+    calls = {one["id"]: one for one in content if _is_call(one)}
+    messages: list[dict[str, Any]] = []
     said: list[Any] = []
     for block in content:
         kind = block.get("type") if isinstance(block, Mapping) else None
@@ -74,28 +74,28 @@ def _assistant(message: Block, content: list[Any], left_out: list[str]) -> list[
             call = {"id": block["id"], "name": block.get("name"), "input": block.get("input") or {}}
             said.append({"type": "tool_use", **call})
             answer = _result({"tool_use_id": block["id"]}, results[block["id"]], left_out)
-            told += [{**message, "content": said}, {"role": "user", "content": [answer]}]
+            messages += [{**message, "content": said}, {"role": "user", "content": [answer]}]
             said = []
-        elif not (_is_result(block) and block["tool_use_id"] in asked):
+        elif not (_is_result(block) and block["tool_use_id"] in calls):
             left_out.append(str(kind))
-    return told if told and not said else [*told, {**message, "content": said}]
+    return messages if messages and not said else [*messages, {**message, "content": said}]
 
 
 def _user(content: list[Any], left_out: list[str]) -> list[Any]:
     """Return the blocks of a message that is not the assistant's."""
-    told = []
+    blocks = []
     for block in content:
         if _is_read(block):
-            told.append(block)
+            blocks.append(block)
         elif block.get("type") == "tool_result":
-            told.append(_result(block, block, left_out))
+            blocks.append(_result(block, block, left_out))
         elif is_text(block):
-            told.append(_text(readable(block).text))
+            blocks.append(_text(readable(block).text))
         elif block.get("type") in _NOTES:
             left_out.append(block["type"])
         else:
-            told.append(block)
-    return told
+            blocks.append(block)
+    return blocks
 
 
 def _is_call(block: Any) -> bool:
@@ -116,15 +116,15 @@ def _foreign_kind(block: Any) -> str:
 def _result(fields: Block, block: Block, left_out: list[str]) -> dict[str, Any]:
     """Return the result of a tool with these fields, and what a block has as text."""
     content = block.get("content")
-    told = []
+    parts = []
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, Mapping) and part.get("type") == "text":
-            told.append(part)
+            parts.append(part)
             continue
-        found = readable(part)
-        left_out += found.left_out
-        told.append(_text(found.text))
-    return {**fields, "type": "tool_result", "content": told}
+        piece = readable(part)
+        left_out += piece.left_out
+        parts.append(_text(piece.text))
+    return {**fields, "type": "tool_result", "content": parts}
 
 
 def _text(text: str) -> dict[str, Any]:

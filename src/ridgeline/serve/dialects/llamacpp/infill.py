@@ -342,9 +342,9 @@ class LlamaCppWriter:
 
     def _settings(self) -> dict[str, Any]:
         """Return the sampling that was asked for, and the model's own recommendations with it."""
-        asked = self._body.model_dump(exclude_none=True, exclude=_NO_SETTINGS)
-        asked = self._answers.shown_fields(asked)
-        return {**self._text.generation_defaults, **asked, "n_predict": self._body.n_predict}
+        settings = self._body.model_dump(exclude_none=True, exclude=_NO_SETTINGS)
+        settings = self._answers.shown_fields(settings)
+        return {**self._text.generation_defaults, **settings, "n_predict": self._body.n_predict}
 
     def _probabilities(self, logprobs: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the tokens of a piece of text, each with the likeliest in its place."""

@@ -66,18 +66,18 @@ def _add_answers(app: FastAPI, server: ModelServer) -> None:
             return _at_once(body, {**_loaded(body), **text})
         writer = partial(OllamaWriter, is_chat=False)
         with OLLAMA.errors():
-            asked: CompletionRequest | ChatRequest
+            target: CompletionRequest | ChatRequest
             if body.suffix:
-                asked = raw_request(body)
+                target = raw_request(body)
                 prompt = await server.preparer.from_middle(body.prompt, body.suffix)
             elif body.raw or not server.text.can_chat:
-                asked, prompt = raw_request(body), await server.preparer.from_text(body.prompt)
+                target, prompt = raw_request(body), await server.preparer.from_text(body.prompt)
             else:
-                asked = prompt_request(body)
-                prompt = await server.preparer.from_chat(asked, request.state.created)
+                target = prompt_request(body)
+                prompt = await server.preparer.from_chat(target, request.state.created)
             return await server.reply(
                 request,
-                asked,
+                target,
                 [prompt],
                 "prompt",
                 is_middle=bool(body.suffix),

@@ -227,10 +227,10 @@ def _add_vectors(app: FastAPI, server: ModelServer) -> None:
         packs = body.encoding_format == "base64"
 
         def answer(vectors: Vectors) -> schemas.EmbeddingList:
-            made = [make(vector) for vector in vectors.values]
+            rows = [make(vector) for vector in vectors.values]
             data: list[schemas.Embedding] = [
                 {"object": "embedding", "index": i, "embedding": _packed(one) if packs else one}
-                for i, one in enumerate(made)
+                for i, one in enumerate(rows)
             ]
             return {
                 "object": "list",

@@ -27,27 +27,27 @@ def read_items(items: Sequence[Any], *, may_lose: bool) -> tuple[list[Any], list
     Unless they ``may_lose`` anything, items that would lose something stay as they are.
     """
     results = {_own_id(item): item for item in items if _is_result(item)}
-    asked = {one: item for item in items if _is_call(item) for one in _ids(item)}
-    told: list[Any] = []
+    calls = {one: item for item in items if _is_call(item) for one in _ids(item)}
+    output: list[Any] = []
     lost: list[str] = []
     for i, item in enumerate(items):
         kind = _kind(item)
         left_out: list[str] = []
         if kind in READ:
-            found = [_read_parts(item, left_out) if isinstance(item, Mapping) else item]
+            parts = [_read_parts(item, left_out) if isinstance(item, Mapping) else item]
         elif not isinstance(kind, str) or ("role" in item and kind != "additional_tools"):
-            found = [item]  # no item that anybody has
+            parts = [item]  # no item that anybody has
         elif _is_result(item):
-            found = [] if _own_id(item) in asked else _none_of(kind, left_out)
+            parts = [] if _own_id(item) in calls else _none_of(kind, left_out)
         else:
-            found = list(_call(item, i, results, left_out)) or _none_of(kind, left_out)
+            parts = list(_call(item, i, results, left_out)) or _none_of(kind, left_out)
         if left_out and not may_lose:
-            found, left_out = [item], []
-        told += found
+            parts, left_out = [item], []
+        output += parts
         lost += [f"input ({name})" for name in left_out]
-    if items and not told:  # nothing would be asked: the error names what stands there
+    if items and not output:  # nothing would be asked: the error names what stands there
         return list(items), []
-    return told, list(dict.fromkeys(lost))
+    return output, list(dict.fromkeys(lost))
 
 
 def _kind(item: Any) -> Any:
@@ -81,8 +81,8 @@ def _foreign_kind(item: Any) -> str:
 
 
 def _own_id(item: Item) -> Any:
-    found = item.get("call_id") or item.get("id")
-    return found if isinstance(found, str) else None
+    own_id = item.get("call_id") or item.get("id")
+    return own_id if isinstance(own_id, str) else None
 
 
 def _ids(item: Item) -> list[Any]:
@@ -100,17 +100,17 @@ def _call(
     output = next((source[name] for name in names if source.get(name)), None)
     if output is None:
         return
-    asked = next((name for name in _ASKED if item.get(name) is not None), "")
-    own_id, found = _own_id(item) or f"call_{i}", readable(output)
-    left_out += found.left_out
+    field = next((name for name in _ASKED if item.get(name) is not None), "")
+    own_id, piece = _own_id(item) or f"call_{i}", readable(output)
+    left_out += piece.left_out
     name = item.get("name")
     yield {
         "type": "function_call",
         "call_id": own_id,
         "name": name if isinstance(name, str) else item["type"].removesuffix("_call"),
-        "arguments": _arguments(asked, item.get(asked)),
+        "arguments": _arguments(field, item.get(field)),
     }
-    yield {"type": "function_call_output", "call_id": own_id, "output": found.text}
+    yield {"type": "function_call_output", "call_id": own_id, "output": piece.text}
 
 
 def _arguments(name: str, value: Any) -> str:
@@ -121,8 +121,8 @@ def _arguments(name: str, value: Any) -> str:
                 return value
         except (ValueError, RecursionError):
             pass
-    asked = value if isinstance(value, dict) else {name: value} if name else {}
-    return json.dumps(asked, ensure_ascii=False)
+    arguments = value if isinstance(value, dict) else {name: value} if name else {}
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def _read_parts(item: Item, left_out: list[str]) -> Item:
@@ -141,9 +141,9 @@ def _read_parts(item: Item, left_out: list[str]) -> Item:
         elif is_text(part):
             read.append({"type": "input_text", "text": readable(part).text})
         elif role in ("assistant", "tool"):
-            found = readable(part)
-            left_out += found.left_out or (kind,)
-            read += [{"type": "input_text", "text": found.text}] * is_result
+            piece = readable(part)
+            left_out += piece.left_out or (kind,)
+            read += [{"type": "input_text", "text": piece.text}] * is_result
         else:
             read.append(part)
     return {**item, name: read}

@@ -154,21 +154,21 @@ def _add_answers(app: FastAPI, server: ModelServer) -> None:
     ) -> Response:
         """Continue texts, or return their vectors, with tensors for input and output."""
         _check(server, model, version)
-        asked = request_of(body, request.state.behind, is_strict=server.options.strict)
-        if asked.stream and request.headers.get("accept") != STREAM:
+        target = request_of(body, request.state.behind, is_strict=server.options.strict)
+        if target.stream and request.headers.get("accept") != STREAM:
             raise bad_value("stream", "infer answers once: ask generate_stream, or over gRPC")
-        asked = asked.streamed() if asked.stream else asked
-        names = [one.name for one in body.outputs or ()] or _wanted(asked)
+        target = target.streamed() if target.stream else target
+        names = [one.name for one in body.outputs or ()] or _wanted(target)
         if not server.text.has_head and not body.outputs:
             names = [_EMBEDDING]
         _check_outputs(server, names)
         write = partial(inferred, request_id=body.id)
         pack = partial(packed, wants_bytes=partial(wants_bytes, body))
         if _EMBEDDING in names:
-            reply = await _embed(server, request, asked, lambda one: pack(write(model, [one])))
+            reply = await _embed(server, request, target, lambda one: pack(write(model, [one])))
         else:
-            reply = await _reply(server, request, asked, model, names, write, pack)
-        note_ignored(reply, asked.ignored())
+            reply = await _reply(server, request, target, model, names, write, pack)
+        note_ignored(reply, target.ignored())
         return reply
 
     events = documented(schemas.Generated, schemas.EVENTS)
@@ -358,8 +358,8 @@ def request_of(body: InferRequest, behind: bytes, *, is_strict: bool) -> TritonR
         values, behind = _values(tensor, behind, room // weight)
         room -= weight * len(values)
         values = _row_of(tensor, values) if tensor.name != "text_input" else values
-        known = TritonRequest.model_fields.keys() - set(TritonRequest.absent)
-        if tensor.name not in known | fields_of_others():
+        names = TritonRequest.model_fields.keys() - set(TritonRequest.absent)
+        if tensor.name not in names | fields_of_others():
             raise bad_value("inputs", f"there is no input {tensor.name[:80]!r} here")
         given[tensor.name] = values[0] if len(values) == 1 else values
     if behind:

@@ -32,12 +32,12 @@ class BodyReader:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through with its body. Raises ApiError."""
-        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         if (scope["method"], scope["path"]) == ("POST", UPLOADS):
             body = self._counting(scope, receive)
         else:
             body = await self._bounded(scope, receive)
-        await self._app(asked, body, send)
+        await self._app(inner, body, send)
 
     async def _bounded(self, scope: Scope, receive: Receive) -> Receive:
         """Read the body, and return a ``receive`` that gives it once more."""

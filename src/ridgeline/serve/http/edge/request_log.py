@@ -60,8 +60,8 @@ class RequestLog:
                 return
             if message["type"] == "http.response.start":
                 status = message["status"]
-                told = own | state.get("left", dict)()
-                pairs = [(name.encode(), value.encode()) for name, value in told.items()]
+                headers = own | state.get("left", dict)()
+                pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
                 message["headers"] = [*message.get("headers", ()), *pairs]
             elif is_head:  # some bodies have no end
                 message, is_over = {"type": "http.response.body"}, True
