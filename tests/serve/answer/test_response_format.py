@@ -1,4 +1,4 @@
-"""Structured output through the server: every name for it, what is wrong, and a calm neighbour."""
+"""Structured output through the server: every name for it, no end, and a calm neighbour."""
 
 from __future__ import annotations
 

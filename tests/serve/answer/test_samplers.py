@@ -1,4 +1,4 @@
-"""Samplers through the server: each field is honoured, or refused by its name with a way out."""
+"""Samplers through the server: each field is honoured, and what leaves no token is refused."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def answer(served: Served, path: str, fields: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("base", "fields"),
     [
+        ({}, {"seed": 5}),
+        ({}, {"repetition_penalty": 50}),
+        ({}, {"presence_penalty": 2}),
+        ({}, {"frequency_penalty": 2}),
+        ({}, {"logit_bias": {"50": 100}}),
         ({}, {"typical_p": 0.2}),
         ({}, {"top_n_sigma": 0.5}),
         ({}, ALWAYS_XTC),
@@ -52,6 +57,35 @@ def test_each_field_is_honoured(
     changed = answer(served, path, base | fields)
     assert changed != answer(served, path, base)
     assert changed == answer(served, path, base | fields)
+
+
+ALL = {"repeat_last_n": -1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        ({"temperature": 2, "top_k": 1}, {"temperature": 0}),
+        ({"temperature": 2, "top_p": 0}, {"temperature": 0}),
+        ({"temperature": 2, "min_p": 1}, {"temperature": 0}),
+        ({"repeat_penalty": 50} | ALL, {"repetition_penalty": 50}),
+        ({"repeat_penalty": 50, "repeat_last_n": 0}, {}),
+        ({"temperature": 2, "top_k": 1, "repeat_penalty": 50, "samplers": ["top_k"]} | ALL,
+         {"temperature": 1, "top_k": 1}),
+        ({"n_predict": 5, "max_tokens": None}, {"max_tokens": 5}),
+        ({"best_of": 0}, {}),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_what_gets_the_same_answer(
+    served: Served, path: str, fields: dict[str, Any], others: dict[str, Any]
+) -> None:
+    """Under another server's name, or where filters leave the likeliest token alone."""
+    bodies = [(ASK if path == CHAT else GO_ON) | some for some in (fields, others)]
+    one, same = (served.call(path, body)[1] for body in bodies)
+    assert one["choices"] == same["choices"]
+    assert one["usage"]["completion_tokens"] == same["usage"]["completion_tokens"] > 0
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

@@ -19,14 +19,6 @@ ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 12, "temperature": 0}
 GO_ON: dict[str, Any] = {"prompt": "hello", "max_tokens": 12, "temperature": 0}
 
 
-def said(served: Served, **fields: Any) -> str:
-    """The text of a completion with these fields."""
-    status, answer, _ = served.call(COMPLETE, GO_ON | fields)
-    assert status == 200, answer
-    text: str = answer["choices"][0]["text"]
-    return text
-
-
 def replied(served: Served, **fields: Any) -> dict[str, Any]:
     """The answer to a chat with these fields."""
     status, answer, _ = served.call(CHAT, ASK | fields)
@@ -35,33 +27,11 @@ def replied(served: Served, **fields: Any) -> dict[str, Any]:
     return found
 
 
-def test_repeat_penalty_is_repetition_penalty(served: Served) -> None:
-    long = {"max_tokens": 60, "ignore_eos": True}
-    penalised = said(served, repetition_penalty=50, **long)
-    assert said(served, repeat_penalty=50, **long) == penalised != said(served, **long)
-    assert said(served, repeat_penalty=50, repeat_last_n=0, **long) == said(served, **long)
+def test_that_all_tokens_are_penalised_is_told_unless_it_was_asked_for(served: Served) -> None:
     _, _, headers = served.call(COMPLETE, GO_ON | {"repeat_penalty": 50, "repeat_last_n": -1})
     assert "x-ridgeline-ignored" not in headers
     _, _, headers = served.call(COMPLETE, GO_ON | {"repeat_penalty": 50})
     assert headers["x-ridgeline-ignored"] == "repeat_last_n"
-
-
-def test_n_predict_is_max_tokens(served: Served) -> None:
-    body = {"prompt": "hello", "temperature": 0, "ignore_eos": True, "n_predict": 5}
-    assert served.call(COMPLETE, body)[1]["usage"]["completion_tokens"] == 5
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETE])
-def test_samplers_that_are_not_named_are_off(served: Served, path: str) -> None:
-    body = (ASK if path == CHAT else GO_ON) | {"temperature": 2, "top_k": 1, "repeat_penalty": 50}
-    plain = body | {"temperature": 1, "repeat_penalty": None, "seed": 1}
-
-    def text(answer: Any) -> str:
-        [choice] = answer["choices"]
-        return str(choice.get("text") or choice["message"]["content"])
-
-    named = served.call(path, body | {"samplers": ["top_k"]})[1]
-    assert text(named) == text(served.call(path, plain)[1])
 
 
 @pytest.mark.parametrize(
