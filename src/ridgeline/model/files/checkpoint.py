@@ -134,8 +134,8 @@ def eos_ids_of(config: ConfigReader, vocab_size: int) -> tuple[int, ...]:
     ids = [i for role in ("eos", "eot", "eom") for i in _token_id(config, role, vocab_size)]
     tokens, types = (config.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     if isinstance(tokens, list) and isinstance(types, np.ndarray):  # the tokenizer checks them
-        known = types[: min(len(tokens), vocab_size)]
-        control = np.flatnonzero(known == TokenType.CONTROL).tolist()
+        kinds = types[: min(len(tokens), vocab_size)]
+        control = np.flatnonzero(kinds == TokenType.CONTROL).tolist()
         ids += [i for i in control if tokens[i] in _END_OF_TURN]
         if config.get("tokenizer.ggml.model") == "gemma4":
             ids += [tokens.index(end) for end in _ENDS_OF_GEMMA_4 if end in tokens]

@@ -93,12 +93,12 @@ def _tensors(
         if not np.array_equal(np.sort(rows), np.arange(len(rows))):
             raise ModelFileError(f"{checkpoint.path}: {name} of GGUF files cannot be written yet")
         order = np.argsort(rows)
-        found = [checkpoint.tensors[part] for part in parts]
+        sources = [checkpoint.tensors[part] for part in parts]
         if len(probes[name].shape) == 1:
-            vector = np.concatenate([tensor.to_f32().reshape(-1) for tensor in found])[order]
+            vector = np.concatenate([tensor.to_f32().reshape(-1) for tensor in sources])[order]
             tensors[name] = _vector(name, vector)
             continue
-        whole = found[0] if len(found) == 1 else Tensor.stacked(name, found)
+        whole = sources[0] if len(sources) == 1 else Tensor.stacked(name, sources)
         if (order[1:] < order[:-1]).any():
             whole = whole.reordered(order)
         tensors[name] = replace(whole, name=name, shape=probes[name].shape)
@@ -137,16 +137,16 @@ def _check(
 ) -> None:
     """Raise ModelFileError unless the reader finds the same model in what is to be written."""
     where, own = checkpoint.path, dict(_facts(checkpoint.arch))
-    for fact, found in _facts(arch):
+    for fact, value in _facts(arch):
         wanted = own.get(fact)
-        if isinstance(found, float) and isinstance(wanted, float):
-            is_same = math.isclose(found, wanted, rel_tol=_NEAR)
+        if isinstance(value, float) and isinstance(wanted, float):
+            is_same = math.isclose(value, wanted, rel_tol=_NEAR)
         else:
-            is_same = found == wanted
+            is_same = value == wanted
         if not is_same:
             raise ModelFileError(
                 f"{where}: its {fact} is {wanted!r:.60}; in a GGUF file of {name!r} it would be "
-                f"read as {found!r:.60}, so it cannot be written as one"
+                f"read as {value!r:.60}, so it cannot be written as one"
             )
     for part, tensor in tensors.items():
         is_vector = len(tensor.shape) == 1

@@ -138,13 +138,13 @@ class Tensor:
         """Return what a range of rows has of each part of a stack."""
         lengths = [part.shape[0] for part in self.parts]
         low, high, step = index.indices(sum(lengths))
-        found, begin = [], 0
+        ranges, begin = [], 0
         for part, length in zip(self.parts, lengths, strict=True):
             own = slice(max(low - begin, 0), min(high - begin, length), step)
             if own.start < own.stop:
-                found.append(part.rows(own))
+                ranges.append(part.rows(own))
             begin += length
-        return found
+        return ranges
 
     def reordered(self, order: NDArray[np.intp]) -> Tensor:
         """Return the same with its rows in another order; nothing is read yet."""

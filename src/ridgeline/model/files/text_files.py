@@ -134,13 +134,13 @@ def _in_vocabulary(tokenizer: Mapping[str, Any], content: str) -> list[int]:
     """Return the id of a token of the vocabulary: pieces to ids, or pieces with their scores."""
     model = tokenizer.get("model")
     pieces = model.get("vocab") if type(model) is dict else None
-    found: Any = None
+    token_id: Any = None
     if type(pieces) is dict:
-        found = pieces.get(content)
+        token_id = pieces.get(content)
     elif type(pieces) is list:
         rows = enumerate(pieces)
-        found = next((i for i, row in rows if type(row) is list and row[:1] == [content]), None)
-    return [found] if type(found) is int and found >= 0 else []
+        token_id = next((i for i, row in rows if type(row) is list and row[:1] == [content]), None)
+    return [token_id] if type(token_id) is int and token_id >= 0 else []
 
 
 def _ids_of_configs(
@@ -207,10 +207,10 @@ def _named(said: Any, where: Path) -> _Templates:
         said = {row.get("name"): row.get("template") for row in rows if type(row) is dict}
     if type(said) is not dict:
         said = {"default": said}
-    found = said.get("default"), said.get(_TOOL_USE)
-    if any(text is not None and type(text) is not str for text in found):
-        raise ModelFileError(f"{where}: chat_template is {json.dumps(found)[:80]}, not text")
-    return found
+    templates = said.get("default"), said.get(_TOOL_USE)
+    if any(text is not None and type(text) is not str for text in templates):
+        raise ModelFileError(f"{where}: chat_template is {json.dumps(templates)[:80]}, not text")
+    return templates
 
 
 def _sampling(generation: Mapping[str, Any], path: Path) -> dict[str, float | int]:

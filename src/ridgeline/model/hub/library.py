@@ -112,8 +112,8 @@ def hub_names(model: str) -> Sequence[HubName]:
     """Return what a model is called on the hub, in the order to be tried; nothing if unknown."""
     if entry := packaged(model):
         texts: Sequence[str] = (entry.hub,)
-    elif found := row_of(model):
-        texts = [f"{repo}:{found[1]}" if found[1] else repo for repo in found[0].repositories]
+    elif match := row_of(model):
+        texts = [f"{repo}:{match[1]}" if match[1] else repo for repo in match[0].repositories]
     else:
         texts = (model,)
     return [name for name in map(parse_hub_name, texts) if name is not None]

@@ -51,8 +51,8 @@ def find_model(model: str, stores: ModelStores, budget_bytes: int) -> LocalModel
         file = stores.home / "models" / entry.file_name
         if file.exists():
             return LocalModel(file, entry.sampling)
-        if found := _of_hub(model, stores, budget_bytes):  # its package is gone
-            return found._replace(sampling=entry.sampling)
+        if local := _of_hub(model, stores, budget_bytes):  # its package is gone
+            return local._replace(sampling=entry.sampling)
     elif model and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
         return LocalModel(path, {})
     elif path.is_file():
@@ -60,8 +60,8 @@ def find_model(model: str, stores: ModelStores, budget_bytes: int) -> LocalModel
     elif model and not parse_hub_name(model) and (of_ollama := stores.find_ollama(model)):
         return LocalModel(of_ollama.path, of_ollama.sampling)
     elif hub_names(model):
-        if found := _of_hub(model, stores, budget_bytes):
-            return found
+        if local := _of_hub(model, stores, budget_bytes):
+            return local
     else:
         raise ValueError(_no_such(model, stores))
     raise NotPulledError(f"{model!r} is not here yet: run `ridgeline pull {model}` first")
@@ -94,9 +94,9 @@ def _no_such(model: str, stores: ModelStores) -> str:
         return f"there is no model {model!r}: no such file or directory"
     ollama = (place.name.removeprefix("ollama:") for place in stores.of_ollama())
     of_library = dict.fromkeys(row.name for row in library())
-    known = {name.lower(): name for name in (*of_library, *ALIASES, *SHORT_NAMES, *ollama)}
-    near = difflib.get_close_matches(model.lower(), known, n=1)
-    hint = f"did you mean {known[near[0]]!r}? " if near else ""
+    names = {name.lower(): name for name in (*of_library, *ALIASES, *SHORT_NAMES, *ollama)}
+    near = difflib.get_close_matches(model.lower(), names, n=1)
+    hint = f"did you mean {names[near[0]]!r}? " if near else ""
     if tags := tags_of(model):
         hint += f"its sizes are {', '.join(tags)}. "
     return (

@@ -45,38 +45,38 @@ def cache_groups(arch: ModelArch) -> tuple[CacheGroup, ...]:
     sizes = {i: arch.layers[i].known_attention.cache_size for i in reaches}
     least = min(sum(sizes[i] for i in layers) for layers in by_reach.values())
     room = max(least, *sizes.values())
-    found: list[CacheGroup] = []
+    of_all: list[CacheGroup] = []
     for reach in sorted(by_reach, key=lambda reach: -(reach or 1 << 62)):
         groups: list[list[int]] = [[]]
         for layer in by_reach[reach]:
             if sum(sizes[i] for i in groups[-1]) + sizes[layer] > room:
                 groups.append([])
             groups[-1].append(layer)
-        found += [CacheGroup(reach, tuple(layers)) for layers in groups]
-    return tuple(found)
+        of_all += [CacheGroup(reach, tuple(layers)) for layers in groups]
+    return tuple(of_all)
 
 
 def _reaches(arch: ModelArch) -> dict[int, int | None]:
     """Return how far each layer's keys and values are seen, also by layers that read them."""
-    found: dict[int, int | None] = {}
+    reaches: dict[int, int | None] = {}
     for i, layer in enumerate(arch.layers):
         if layer.attention is not None:
             owner, window = layer.attention.kv_of, layer.attention.window
             place = i if owner is None else owner
-            before = found.get(place, 0)
-            found[place] = None if window is None or before is None else max(before, window)
-    return found
+            before = reaches.get(place, 0)
+            reaches[place] = None if window is None or before is None else max(before, window)
+    return reaches
 
 
 def spans(groups: Iterable[CacheGroup], sizes: Mapping[int, int]) -> dict[int, tuple[int, int]]:
     """Return where in a block each layer's part begins and ends, of ``sizes`` by layer."""
-    found: dict[int, tuple[int, int]] = {}
+    bounds: dict[int, tuple[int, int]] = {}
     for group in groups:
         begin = 0
         for layer in group.layers:
-            found[layer] = begin, begin + sizes[layer]
+            bounds[layer] = begin, begin + sizes[layer]
             begin += sizes[layer]
-    return found
+    return bounds
 
 
 def places(groups: tuple[CacheGroup, ...], arch: ModelArch) -> list[int]:

@@ -44,14 +44,14 @@ class Latent:
         part of "k_b" is ``[nope_dim, kv_rank]``, of "v_b" ``[v_dim, kv_rank]``.
         """
         q_rows = num_heads * (rope_dim + self.nope_dim)
-        found: dict[str, tuple[int, ...]] = {"q": (q_rows, hidden_size)}
+        queries: dict[str, tuple[int, ...]] = {"q": (q_rows, hidden_size)}
         if self.q_rank:
-            found = {
+            queries = {
                 "q_a": (self.q_rank, hidden_size),
                 "q_a_norm": (self.q_rank,),
                 "q_b": (q_rows, self.q_rank),
             }
-        return found | {
+        return queries | {
             "kv_a": (rope_dim + self.kv_rank, hidden_size),
             "kv_a_norm": (self.kv_rank,),
             "k_b": (num_heads * self.nope_dim, self.kv_rank),

@@ -97,14 +97,14 @@ class ModelSpec:
     @property
     def arch(self) -> ModelArch | None:
         """What the engine would run: of the file, or of a config that it understands; or None."""
-        found = self._arch_or_reason
-        return None if isinstance(found, str) else found
+        outcome = self._arch_or_reason
+        return None if isinstance(outcome, str) else outcome
 
     @property
     def why_no_arch(self) -> str:
         """Why the engine does not understand the config; empty if it does."""
-        found = self._arch_or_reason
-        return found if isinstance(found, str) else ""
+        outcome = self._arch_or_reason
+        return outcome if isinstance(outcome, str) else ""
 
     @cached_property
     def _arch_or_reason(self) -> ModelArch | str:

@@ -286,8 +286,8 @@ def under_own_names(raw: Mapping[str, Tensor], family: Family) -> Mapping[str, T
             return {before + other: tensor for other, tensor in raw.items()}
         if name.endswith(f".{embed}") and "has_head" in family.facts:
             before = name.removesuffix(embed)
-            found = [other for other in raw if other.startswith(before)]
-            return {other.removeprefix(before): raw[other] for other in found}
+            names = [other for other in raw if other.startswith(before)]
+            return {other.removeprefix(before): raw[other] for other in names}
     return raw
 
 

@@ -88,22 +88,22 @@ def _windows(config: ConfigReader, family: Family, num_layers: int) -> tuple[lis
     spares = family.windows == "switch"
     first = config.integer("max_window_layers", 28, low=0) if spares else 0
     kinds: Any = config.get("layer_types")
-    known = _KINDS | (_RECURRENT_KINDS if family.recurrent else {})
+    names = _KINDS | (_RECURRENT_KINDS if family.recurrent else {})
     if "chunk.size" in family.facts:  # the context ends with the first chunk
-        known |= {"chunked_attention": "full"}
+        names |= {"chunked_attention": "full"}
     if kinds is not None:
         if (
             type(kinds) is not list
             or len(kinds) != num_layers
-            or any(k not in known for k in kinds)
+            or any(k not in names for k in kinds)
         ):
-            config.fail(f"layer_types must name one of {', '.join(known)} for each of the layers")
+            config.fail(f"layer_types must name one of {', '.join(names)} for each of the layers")
         if window is None and "sliding_attention" in kinds and config.get("sliding_window") == 0:
             config.fail("layer_types has sliding_attention, and sliding_window is 0")
         config.get(family.attention_layers)  # the same in other words
         if family.windows == "pattern":  # as well: transformers 5 saves both, and goes by the kinds
             config.get("sliding_window_pattern")
-        return [known[kind] for kind in kinds], window
+        return [names[kind] for kind in kinds], window
     if family.attention_layers:
         return _attention_layers(config, family, num_layers), window
     if family.windows == "pattern":
@@ -191,15 +191,15 @@ def check_sharing(config: ConfigReader, num_heads: int, kv_heads: Sequence[int])
 def _changes_by_kind(config: ConfigReader, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return what ``per_layer_config`` changes in layers of each kind."""
     per_layer: Any = config.get("per_layer_config")
-    known = ("head_dim", "num_key_value_heads")
+    keys = ("head_dim", "num_key_value_heads")
     if type(per_layer) is not dict or not all(
         str(number).isdigit()
         and int(number) < len(kinds)
         and type(changes) is dict
-        and all(key in known for key in changes)
+        and all(key in keys for key in changes)
         for number, changes in per_layer.items()
     ):
-        config.fail(f"per_layer_config must have {' and '.join(known)} by the number of a layer")
+        config.fail(f"per_layer_config must have {' and '.join(keys)} by the number of a layer")
     by_number = {int(number): changes for number, changes in per_layer.items()}
     by_kind: dict[str, dict[str, int]] = {"full": {}, "sliding": {}}
     for kind in by_kind:

@@ -158,8 +158,8 @@ def choice(
     """A word, put into our words."""
     word = config.text(key, default)
     if word not in among:
-        known = ", ".join(among)
-        config.fail(f"{config.name(key)} {word!r} is not supported; supported: {known}")
+        names = ", ".join(among)
+        config.fail(f"{config.name(key)} {word!r} is not supported; supported: {names}")
     return among[word]
 
 
@@ -171,8 +171,8 @@ def numbered(
     must = must_beside and _has(config, must_beside)
     number = config.integer(key, None if must else default)
     if number not in among:
-        known = ", ".join(map(str, among))
-        config.fail(f"{config.name(key)} {number} is not supported; supported: {known}")
+        numbers = ", ".join(map(str, among))
+        config.fail(f"{config.name(key)} {number} is not supported; supported: {numbers}")
     return among[number]
 
 

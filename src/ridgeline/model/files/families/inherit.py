@@ -116,11 +116,11 @@ class FamilyTables:
 def tables_of(rows: Iterable[FamilyRow]) -> FamilyTables:
     """Return the families of these rows, each of which is like one before it or like none."""
     tables = FamilyTables()
-    known: dict[str, tuple[Changes, Changes]] = {"": ({}, {})}
+    changes: dict[str, tuple[Changes, Changes]] = {"": ({}, {})}
     for one in rows:
-        of_hf, of_gguf = known[one.like]
+        of_hf, of_gguf = changes[one.like]
         of_hf, of_gguf = _merged(of_hf, one.changes), _merged(of_gguf, one.in_gguf)
-        known[one.name] = of_hf, of_gguf
+        changes[one.name] = of_hf, of_gguf
         fields, classes = _settled(of_hf), _names(one.hf)
         for name in classes:
             (tables.hf if one.runs else tables.counted)[name] = Family(**fields)
@@ -211,17 +211,17 @@ def _facts_in_gguf(fields: Changes) -> dict[str, FieldReader]:
     These files name no activation, and the like: it is the default. Attention has the biases that
     the file has.
     """
-    known = gguf.FACTS | (gguf.FACTS_OF_EXPERTS if fields.get("has_experts") else {})
+    readers = gguf.FACTS | (gguf.FACTS_OF_EXPERTS if fields.get("has_experts") else {})
     if fields["facts"].get("norm") == const("layer"):
-        known |= gguf.FACTS_OF_LAYER_NORM
+        readers |= gguf.FACTS_OF_LAYER_NORM
     facts = dict(gguf.BIASES) if "mixer.num_heads" in fields["facts"] else {}
     for name, reader in fields["facts"].items():
         if name.startswith("dense.") and not _first_are_dense(fields):
             continue
         if reader.kind == "const":
             facts[name] = reader
-        elif name in known:
-            facts[name] = known[name]
+        elif name in readers:
+            facts[name] = readers[name]
         elif reader.kind == "choice" and "default" in reader.options:
             facts[name] = const(reader.options["among"][reader.options["default"]])
     return facts

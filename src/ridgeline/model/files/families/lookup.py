@@ -200,9 +200,9 @@ def family_of_gguf(
     if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
         family = GGUF_FAMILIES[f"{name} of experts"]
     unsaid = {meta.prefix + key: value for key, value in family.defaults.items()}
-    heads = {meta.prefix + _HEADS: _one_number(meta, _HEADS)}
-    known = {key: value for key, value in heads.items() if value is not None}
-    return replace(meta, values={**unsaid, **metadata, **known}), family
+    numbers = {meta.prefix + _HEADS: _one_number(meta, _HEADS)}
+    heads = {key: value for key, value in numbers.items() if value is not None}
+    return replace(meta, values={**unsaid, **metadata, **heads}), family
 
 
 def _one_number(meta: ConfigReader, key: str) -> Any:

@@ -111,12 +111,12 @@ def _beginning(buffer: bytes | mmap.mmap, where: str) -> tuple[_Header, int, int
 
 def _keys(header: _Header, num_keys: int) -> Iterator[tuple[str, Any, tuple[int, int]]]:
     """Yield keys with their values, and where those begin and end, with their types."""
-    seen = set[str]()
+    keys = set[str]()
     for i in range(num_keys):
         key = header.strings(1, f"key {i}")[0]
-        if key in seen:
+        if key in keys:
             header.fail(f"metadata key {key!r} appears twice")
-        seen.add(key)
+        keys.add(key)
         begin = header.position
         value = header.value(header.scalar(4, f"the type of {key!r}"), repr(key))
         yield key, value, (begin, header.position)
@@ -272,8 +272,8 @@ def _tensors(header: _Header, num_tensors: int, alignment: Any) -> dict[str, Ten
 def _type_name(kind: int) -> str:
     import gguf  # slow to import, and needed for this message only
 
-    known = [entry.name for entry in gguf.GGMLQuantizationType if entry == kind]
-    return known[0] if known else f"number {kind}"
+    names = [entry.name for entry in gguf.GGMLQuantizationType if entry == kind]
+    return names[0] if names else f"number {kind}"
 
 
 def _describe(header: _Header, name: str, alignment: int) -> tuple[int, int, str, tuple[int, ...]]:

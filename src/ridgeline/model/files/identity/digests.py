@@ -121,9 +121,9 @@ def _record(facts: Mapping[str, Any], digest: str) -> dict[str, Any]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    found = path.stat()
-    times = {"written_ns": found.st_mtime_ns, "changed_ns": found.st_ctime_ns}
-    return {"path": str(path.resolve()), "size": found.st_size, **times}
+    stat = path.stat()
+    times = {"written_ns": stat.st_mtime_ns, "changed_ns": stat.st_ctime_ns}
+    return {"path": str(path.resolve()), "size": stat.st_size, **times}
 
 
 def _place(path: Path, folder: Path) -> Path:

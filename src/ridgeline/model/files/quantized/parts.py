@@ -57,8 +57,8 @@ def part(
 def number_of_bits(config: ConfigReader, bits: int, *supported: int) -> int:
     """Return ``bits``, which must be one of ``supported``."""
     if bits not in supported:
-        known = " and ".join(map(str, supported))
-        config.fail(f"{bits} bits are not supported; supported: {known}")
+        names = " and ".join(map(str, supported))
+        config.fail(f"{bits} bits are not supported; supported: {names}")
     return bits
 
 

@@ -104,15 +104,15 @@ def files_of(name: HubName) -> tuple[str, dict[str, Entry]]:
     hub = HfApi()
     with _explained(name.repo):
         info = hub.model_info(name.repo, revision=name.revision or None, files_metadata=True)
-        found: Sequence[RepoSibling | RepoFile] = info.siblings or ()
-        if any(file.size is None for file in found):  # a mirror may tell names alone
+        siblings: Sequence[RepoSibling | RepoFile] = info.siblings or ()
+        if any(file.size is None for file in siblings):  # a mirror may tell names alone
             listed = hub.list_repo_tree(name.repo, recursive=True, revision=info.sha)
-            found = [file for file in listed if isinstance(file, RepoFile)]
+            siblings = [file for file in listed if isinstance(file, RepoFile)]
     files = {
         file.rfilename: Entry(
             file.size or 0, file.lfs.sha256 if file.lfs else None, file.blob_id or ""
         )
-        for file in found
+        for file in siblings
         if _SAFE_PATH.fullmatch(file.rfilename)
     }
     return info.sha or "main", files
