@@ -116,14 +116,8 @@ def plan(
     """
     of_load = {name: flags.pop(name) for name in LoadFlags.__dataclass_fields__ if name in flags}
     load_flags = LoadFlags(**of_load)
-    return plan_for(
-        read_model_spec(model, stores()),
-        PlanFlags(**flags),
-        compare_published,
-        load_flags,
-        today,
-        report,
-    )
+    spec = read_model_spec(model, stores())
+    return plan_for(spec, PlanFlags(**flags), compare_published, load_flags, today, report)
 
 
 def plan_for(

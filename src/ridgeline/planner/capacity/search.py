@@ -298,12 +298,9 @@ def _decide(
 
 
 def _nearby(
-    candidate: Candidate,
-    load: OfferedLoad,
-    replicas: int,
-    latencies: SeenLatencies | None,
+    candidate: Candidate, load: OfferedLoad, replicas: int, latencies: SeenLatencies | None,
     slos: Sequence[Slo],
-) -> tuple[int, SeenLatencies | None]:
+) -> tuple[int, SeenLatencies | None]:  # fmt: skip
     """Try a replica more or fewer, as the simulation says; return the fewest that do."""
     alone = steady(candidate.latency_model.times, load, candidate.settings, 1e-9)
     hopeless = alone is None or any(
@@ -329,12 +326,9 @@ def _nearby(
 
 
 def _choice(
-    candidate: Candidate,
-    replicas: int,
-    load: OfferedLoad,
-    slos: Sequence[Slo],
+    candidate: Candidate, replicas: int, load: OfferedLoad, slos: Sequence[Slo],
     latencies: SeenLatencies | None,
-) -> CapacityOption:
+) -> CapacityOption:  # fmt: skip
     latency_model = candidate.latency_model
     settled = {
         f: settled_of(candidate, load, replicas, f)
@@ -420,12 +414,9 @@ def _rates(
 
 
 def _limit(
-    candidate: Candidate,
-    load: OfferedLoad,
-    slos: Sequence[Slo],
-    latencies: SeenLatencies | None,
+    candidate: Candidate, load: OfferedLoad, slos: Sequence[Slo], latencies: SeenLatencies | None,
     settled: Steady | None,
-) -> str:
+) -> str:  # fmt: skip
     """Return what gives in first: a bound, the cache, or what steps spend their time with."""
     if latencies is not None and slos and not latencies.meets(slos):
         return max(slos, key=latencies.over).name
