@@ -113,10 +113,10 @@ def _remembered(rows: Floats, state: State, weights: dict[str, Floats], mixer: D
     q *= np.float32(mixer.key_dim**-0.5)
     v = v.reshape(num_tokens, heads, mixer.value_dim)
     strength = sigmoid(strength)
-    kept = np.exp(-np.exp(weights["a_log"]) * _softplus(decay + weights["dt_bias"]))
+    decay = np.exp(-np.exp(weights["a_log"]) * _softplus(decay + weights["dt_bias"]))
     memory, out = state["memory"], np.empty_like(v)
     for t in range(num_tokens):
-        memory = memory * kept[t, :, None, None]
+        memory = memory * decay[t, :, None, None]
         error = v[t] - (memory * k[t, :, :, None]).sum(axis=1)
         memory = memory + k[t, :, :, None] * (error * strength[t, :, None])[:, None]
         out[t] = (memory * q[t, :, :, None]).sum(axis=1)

@@ -119,10 +119,10 @@ def captured(call: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            made = call()
+            output = call()
     except RuntimeError as error:  # that the capture is void, or why
         first = error.__context__
         raise first if isinstance(first, RuntimeError) else error from None
     finally:
         torch.cuda.set_stream(stream)  # a capture that failed leaves its own
-    return graph, made
+    return graph, output

@@ -65,12 +65,12 @@ def next_work(step: Step, block_size: int, max_model_len: int) -> tuple[Work, ..
     """
     if any(reason is not Wait.PAUSED for _, reason in step.waits):
         return None
-    found = []
+    work = []
     for item in step.work:
         if len(item.tokens) != 1 or not item.seeds or not is_plain(item):
             return None
         following = next_item(item, (-1,), block_size, max_model_len)
         if following is None:
             return None
-        found.append(following)
-    return tuple(found)
+        work.append(following)
+    return tuple(work)

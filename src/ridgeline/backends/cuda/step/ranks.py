@@ -35,15 +35,15 @@ def ranks(
     """
     row_of = torch.tensor(rows, device=logits.device)
     columns = (tokens, *ops.rank(logits, row_of, tokens))
-    found = []
+    logprobs = []
     for (token, value, ahead, top, total, is_finite), pairs in zip(
         zip(*(column.tolist() for column in columns), strict=True), likely, strict=True
     ):
         if is_finite:
-            found.append(ranked(token, value, ahead, log_sum_exp(top, total), pairs))
+            logprobs.append(ranked(token, value, ahead, log_sum_exp(top, total), pairs))
         else:
-            found.append(TokenLogprobs(token, math.nan, 1, ()))
-    return found
+            logprobs.append(TokenLogprobs(token, math.nan, 1, ()))
+    return logprobs
 
 
 def likeliest(
@@ -57,11 +57,11 @@ def likeliest(
         counts: how many of each.
         masks: of each, a bit for each id that may be among them; none allows all.
     """
-    found: list[Candidates] = []
+    candidates: list[Candidates] = []
     for low in range(0, len(rows), _ROWS):
         part = slice(low, low + _ROWS)
-        found += _likeliest(logits, rows[part], counts[part], masks[part])
-    return found
+        candidates += _likeliest(logits, rows[part], counts[part], masks[part])
+    return candidates
 
 
 def _likeliest(

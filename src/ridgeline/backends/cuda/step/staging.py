@@ -83,8 +83,8 @@ class Pending:
         """Wait, and return them."""
         if self._copied is not None:
             self._copied.synchronize()
-        found: list[int] = self._host.tolist()
-        return found
+        values: list[int] = self._host.tolist()
+        return values
 
 
 def _views(array: torch.Tensor, parts: Mapping[str, StagedArray]) -> dict[str, torch.Tensor]:
