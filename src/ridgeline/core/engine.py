@@ -198,7 +198,7 @@ class Engine:
             self.scheduler.speculation.note_step(step, output, executed_s - start_s)
         events = commit.commit(self.scheduler.queues, step, output)
         if self.scheduler.speculation and any(work.drafts for work in step.work):
-            output = output._replace(tokens=_tokens_to_end(step, output, events))
+            output = output._replace(tokens=_to_end(step, output, events))
         self._note_step(step, output, load, filled, (start_s, scheduled_s, executed_s))
         self._note_events(events, executed_s)
         return events
@@ -357,9 +357,7 @@ def new_scheduler(
     )
 
 
-def _tokens_to_end(
-    step: Step, output: StepOutput, events: list[Event]
-) -> tuple[tuple[int, ...], ...]:
+def _to_end(step: Step, output: StepOutput, events: list[Event]) -> tuple[tuple[int, ...], ...]:
     """Return the output's tokens without those behind an end among the drafts."""
     num_kept = Counter(event.seq_id for event in events)
     return tuple(

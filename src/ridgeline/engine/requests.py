@@ -334,15 +334,11 @@ class Requests:
         return self._collected(submission, texts, chunks, progress)
 
     def _collected(
-        self,
-        submission: Submission,
-        texts: Sequence[str | None],
-        chunks: Chunks,
-        progress: bool | None,
+        self, batch: Submission, texts: Sequence[str | None], chunks: Chunks, progress: bool | None
     ) -> Iterator[tuple[int, RequestOutput]]:
-        for i, error in submission.errors.items():
+        for i, error in batch.errors.items():
             yield i, refused(texts[i], error)
-        requests = submission.requests
+        requests = batch.requests
         counts = {i: request.params.num_answers for i, request in requests.items()}
         chunks_of: dict[int, list[list[Chunk]]] = {
             i: [[] for _ in range(counts[i])] for i in counts

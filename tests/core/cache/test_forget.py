@@ -18,7 +18,7 @@ def test_nothing_is_found_and_all_blocks_are_free(windows: tuple[int | None, ...
     kv.forget()
     kv.check([])
     assert kv.num_cached(new(range(20))) == 0
-    assert (len(kv.pool.free), kv.pool.num_indexed, len(kv.pool.content_by_key)) == (32, 0, 0)
+    assert (len(kv.pool.free), kv.pool.num_indexed, len(kv.pool.by_key)) == (32, 0, 0)
     kv.release(admitted(kv, range(20)))
     assert kv.num_cached(new(range(20))) > 0
     kv.check([])

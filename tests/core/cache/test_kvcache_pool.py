@@ -149,12 +149,12 @@ def test_content_is_known_while_a_child_is() -> None:
     pool.check()
     del parent
     pool.take()
-    assert b"child" not in pool.content_by_key
+    assert b"child" not in pool.by_key
     pool.check()
 
 
 def test_check_sees_content_that_is_not_known() -> None:
     pool = broken_pool()
-    del pool.content_by_key[b"child"]
+    del pool.by_key[b"child"]
     with pytest.raises(AssertionError, match="unknown content"):
         pool.check()

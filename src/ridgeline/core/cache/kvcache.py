@@ -396,7 +396,7 @@ class BlockPool:
         self.content: list[Content | None] = [None] * num_blocks
         self.group = [0] * num_blocks
         self.index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
-        self.content_by_key: WeakValueDictionary[bytes, Content] = WeakValueDictionary()
+        self.by_key: WeakValueDictionary[bytes, Content] = WeakValueDictionary()
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
@@ -439,7 +439,7 @@ class BlockPool:
 
     def find(self, key: bytes, parent: Content | bytes, tokens: tuple[int, ...]) -> Content | None:
         """Return just this content if it is known; equal keys alone are not believed."""
-        content = self.content_by_key.get(key)
+        content = self.by_key.get(key)
         if content is None or content.parent != parent or content.tokens != tokens:
             return None
         return content
@@ -450,9 +450,9 @@ class BlockPool:
         """Enter a full block into its group's index unless one is there; None: its key is taken."""
         content = self.find(key, parent, tokens)
         if content is None:
-            if key in self.content_by_key:
+            if key in self.by_key:
                 return None
-            content = self.content_by_key[key] = Content(key, parent, tokens)
+            content = self.by_key[key] = Content(key, parent, tokens)
         index = self.index[self.group[block]]
         if key not in index:
             index[key] = block
@@ -469,6 +469,4 @@ class BlockPool:
         for block, content in contents.items():
             index = self.index[self.group[block]]
             assert index.get(content.key) == block, f"block {block} is not in the index"
-            assert self.content_by_key.get(content.key) is content, (
-                f"block {block} has unknown content"
-            )
+            assert self.by_key.get(content.key) is content, f"block {block} has unknown content"

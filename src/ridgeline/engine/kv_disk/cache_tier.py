@@ -442,10 +442,10 @@ class Tier:
             parent = chain[-1] if chain else wanted.root
             identity = wanted.keys[i], parent, wanted.tokens[i]
             content = pool.find(*identity)
-            if content is None and identity[0] in pool.content_by_key:
+            if content is None and identity[0] in pool.by_key:
                 break  # another content has this key
             content = content or Content(*identity)
-            pool.content_by_key[content.key] = content
+            pool.by_key[content.key] = content
             chain.append(content)
             absent = [
                 group

@@ -68,10 +68,8 @@ def _check_room(folder: Path, num_bytes: int) -> None:
 def _templates(checkpoint: Checkpoint) -> str | list[dict[str, str]] | None:
     """Return the chat template, or a list of named ones where there is one for tools."""
     named = {"default": checkpoint.chat_template, "tool_use": checkpoint.tool_template}
-    templates = [
-        {"name": name, "template": text} for name, text in named.items() if text is not None
-    ]
-    return checkpoint.chat_template if checkpoint.tool_template is None else templates
+    pairs = [{"name": name, "template": text} for name, text in named.items() if text is not None]
+    return checkpoint.chat_template if checkpoint.tool_template is None else pairs
 
 
 def _copied(file: Path, target: Path) -> Path:

@@ -85,7 +85,7 @@ class Grammars:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self._give_back = give_back
         self._lock = threading.Lock()  # around the cache, never for longer than a moment
-        self._grammars: OrderedDict[Source, _CachedGrammar] = OrderedDict()
+        self._grammars: OrderedDict[Source, _Grammar] = OrderedDict()
         self._freed_bytes = 0  # since it was given back
         self._children = Children(_PROGRAM, self._greeting)
         self._building = threading.Lock()
@@ -124,13 +124,13 @@ class Grammars:
         with self._lock:
             return sum(one.num_bytes for one in self._grammars.values())
 
-    def _lookup(self, source: Source) -> _CachedGrammar | None:
+    def _lookup(self, source: Source) -> _Grammar | None:
         with self._lock:
             if source in self._grammars:
                 self._grammars.move_to_end(source)
             return self._grammars.get(source)
 
-    def _store(self, source: Source, grammar: _CachedGrammar) -> None:
+    def _store(self, source: Source, grammar: _Grammar) -> None:
         """Keep a grammar, and no longer those that were used longest ago if it is too much."""
         with self._lock:
             self._grammars[source] = grammar
@@ -145,7 +145,7 @@ class Grammars:
         if is_much:
             self._give_back()
 
-    def _compiled(self, source: Source) -> _CachedGrammar:
+    def _compiled(self, source: Source) -> _Grammar:
         """Return a grammar, or why it is none.
 
         Raises GrammarError if it takes too long, and ChildProcessError if nothing can be compiled,
@@ -165,11 +165,11 @@ class Grammars:
             )
         least_bytes = _LEAST_BYTES + _size(source)
         if "error" in answer:
-            return _CachedGrammar(GrammarError(answer["error"], "invalid"), least_bytes)
+            return _Grammar(GrammarError(answer["error"], "invalid"), least_bytes)
         limits = LLParserLimits(**LIMITS)
         matcher = LLMatcher(self._tokens(), answer["grammar"], log_level=0, limits=limits)
         built_bytes = least_bytes + (answer["built_bytes"] or _UNKNOWN_BYTES)
-        return _CachedGrammar(matcher, built_bytes, answer["mask_bytes"], tuple(answer["ignored"]))
+        return _Grammar(matcher, built_bytes, answer["mask_bytes"], tuple(answer["ignored"]))
 
     # --- the vocabulary ------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Grammars:
             return self._library
 
 
-class _CachedGrammar:
+class _Grammar:
     """A grammar in the cache, or why it is none, and the memory that it takes.
 
     Attributes:
@@ -236,7 +236,7 @@ class NewState:
 
     matcher: LLMatcher
     eos_ids: frozenset[int]
-    grammar: _CachedGrammar
+    grammar: _Grammar
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -251,9 +251,7 @@ class NewState:
 class GrammarState:
     """How far one answer has come: a ``core.request.Constraint``."""
 
-    def __init__(
-        self, matcher: LLMatcher, eos_ids: frozenset[int], grammar: _CachedGrammar
-    ) -> None:
+    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int], grammar: _Grammar) -> None:
         """Begin with a matcher of its own, a copy of that of the cached ``grammar``."""
         self._matcher, self._eos_ids, self._grammar = matcher, eos_ids, grammar
 

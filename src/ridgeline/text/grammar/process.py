@@ -126,16 +126,14 @@ def _grammar(request: dict[str, Any], ignored: list[str]) -> str:
 
 def _of_tool(tool_schema: dict[str, Any], ignored: list[str]) -> str:
     """Return the grammar of a tool's arguments, or of one of them."""
-    at, is_strict = tool_schema["at"], tool_schema["is_strict"]
+    at, is_strict, inside = (tool_schema[name] for name in ("at", "is_strict", "inside"))
     try:
-        form = written(
-            tool_schema["schema"], is_strict=is_strict, at=at, inside=tuple(tool_schema["inside"])
-        )
+        form = written(tool_schema["schema"], is_strict=is_strict, at=at, inside=tuple(inside))
     except SchemaError:
         if is_strict:
             raise
         ignored.append(at)
-        return written(ANY_OBJECT if not tool_schema["inside"] else True, is_strict=True).text
+        return written(ANY_OBJECT if not inside else True, is_strict=True).text
     ignored += form.ignored
     return form.text
 

@@ -58,7 +58,7 @@ class Unenforceable(SchemaError):
     """A keyword at ``path`` that is understood, or may be, and that no grammar can hold to."""
 
 
-class OwnKeyword(Enum):
+class Mark(Enum):
     """Keywords of schemas that are made here, and that no document can have."""
 
     NOT_ENUM = auto()
@@ -85,7 +85,7 @@ def negated(schema: Any, resolve: Resolve, path: str, depth: int = 0) -> Any:
             lost = error.path
     if lost and not options:
         raise Unenforceable(lost, "no schema says what does not fit it")
-    return {OwnKeyword.UNSAID: True, "anyOf": options} if options else False
+    return {Mark.UNSAID: True, "anyOf": options} if options else False
 
 
 def _opposites(
@@ -105,17 +105,17 @@ def _opposites(
             yield {"type": others}
     elif keyword in ("enum", "const"):
         yield _others(value if keyword == "enum" else [value])
-    elif keyword == OwnKeyword.NOT_ENUM:
+    elif keyword == Mark.NOT_ENUM:
         yield {"enum": value}
     elif keyword == "pattern":
-        yield {"type": "string", OwnKeyword.NOT_PATTERN: value}
-    elif keyword == OwnKeyword.NOT_PATTERN:
+        yield {"type": "string", Mark.NOT_PATTERN: value}
+    elif keyword == Mark.NOT_PATTERN:
         yield {"type": "string", "pattern": value}
     elif keyword == "required":
         for name in value:
-            yield {OwnKeyword.UNSAID: True, "type": "object", "properties": {name: False}}
+            yield {Mark.UNSAID: True, "type": "object", "properties": {name: False}}
     elif keyword == "not":
-        yield {OwnKeyword.UNSAID: True, "allOf": [value]}
+        yield {Mark.UNSAID: True, "allOf": [value]}
     elif keyword in ("properties", "allOf", "anyOf", "$ref"):
         yield from _of_parts(keyword, value, resolve, path, depth)
     elif keyword in _LOST or keyword in _OPPOSITES:
@@ -126,12 +126,9 @@ def _of_parts(
     keyword: str, value: Any, resolve: Resolve, path: str, depth: int
 ) -> Iterator[dict[Any, Any]]:
     if keyword == "$ref":
-        yield {OwnKeyword.UNSAID: True, "allOf": [negated(resolve(value), resolve, path, depth)]}
+        yield {Mark.UNSAID: True, "allOf": [negated(resolve(value), resolve, path, depth)]}
     elif keyword == "anyOf":
-        yield {
-            OwnKeyword.UNSAID: True,
-            "allOf": [negated(one, resolve, path, depth) for one in value],
-        }
+        yield {Mark.UNSAID: True, "allOf": [negated(one, resolve, path, depth) for one in value]}
     else:
         pairs = value.items() if keyword == "properties" else [(None, one) for one in value]
         schemas, lost = list[dict[Any, Any]](), ""
@@ -142,10 +139,10 @@ def _of_parts(
                 lost = error.path
                 continue
             if name is None:
-                schemas.append({OwnKeyword.UNSAID: True, "allOf": [away]})
+                schemas.append({Mark.UNSAID: True, "allOf": [away]})
             else:
                 of_name = {"required": [name], "properties": {name: away}}
-                schemas.append({OwnKeyword.UNSAID: True, "type": "object", **of_name})
+                schemas.append({Mark.UNSAID: True, "type": "object", **of_name})
         if lost and not schemas:
             raise Unenforceable(lost, "no schema says what does not fit it")
         yield from schemas
@@ -156,7 +153,7 @@ def _others(values: list[Any]) -> dict[Any, Any]:
     scalars = [one for one in values if not isinstance(one, list | Mapping)]
     lost = {"array" for one in values if isinstance(one, list)}
     lost |= {"object" for one in values if isinstance(one, Mapping)}
-    return {"type": [one for one in _TYPES if one not in lost], OwnKeyword.NOT_ENUM: scalars}
+    return {"type": [one for one in _TYPES if one not in lost], Mark.NOT_ENUM: scalars}
 
 
 class Node:
@@ -176,7 +173,7 @@ class Node:
     @property
     def is_said(self) -> bool:
         """Whether it stands in the schema, and is not made of its other parts."""
-        return OwnKeyword.UNSAID not in self.keywords
+        return Mark.UNSAID not in self.keywords
 
 
 class SchemaRef(NamedTuple):
@@ -269,9 +266,7 @@ class SchemaReader:
         for part in parts:
             is_choice = len(part) > 1 and len(branches) > 1
             self.spend(len(branches) * len(part))
-            branches = [
-                tuple(dict.fromkeys(before + after)) for before in branches for after in part
-            ]
+            branches = [tuple(dict.fromkeys(one + two)) for one in branches for two in part]
             if is_choice or len(branches) > 8:
                 branches = [branch for branch in branches if not self.is_dead(branch)]
             if len(branches) > _MOST_BRANCHES:
@@ -387,11 +382,10 @@ class SchemaReader:
         """Yield, for each name that needs others, what has it not and what has them all."""
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for i, (name, needed) in enumerate(self.names(node, keyword).items()):
-                without = {OwnKeyword.UNSAID: True, "properties": {name: False}}
+                without = {Mark.UNSAID: True, "properties": {name: False}}
                 names = [name, *needed] if isinstance(needed, list) else [name]
-                having = self._derive(
-                    node, keyword, 2 * i + 1, {OwnKeyword.UNSAID: True, "required": names}
-                )
+                required = {Mark.UNSAID: True, "required": names}
+                having = self._derive(node, keyword, 2 * i + 1, required)
                 ways = [self._expand(having, within)]
                 if not isinstance(needed, list):
                     ways.append(

@@ -16,8 +16,8 @@ from ridgeline.text.json_schema import automata, numbers, patterns
 from ridgeline.text.json_schema.charsets import is_written
 from ridgeline.text.json_schema.nodes import (
     Alternative,
+    Mark,
     Node,
-    OwnKeyword,
     SchemaReader,
     is_scalar,
     values_of,
@@ -237,7 +237,7 @@ def _add_lists(shape: ValueConstraints, node: Node) -> None:
             keys = set(map(key_of, values))
             values = [one for one in shape.listed if key_of(one) in keys]
         shape.listed = values
-    shape.not_listed += node.keywords.get(OwnKeyword.NOT_ENUM, ())
+    shape.not_listed += node.keywords.get(Mark.NOT_ENUM, ())
 
 
 def _narrowed(bounds: Range, reader: SchemaReader, node: Node) -> Range:
@@ -284,9 +284,9 @@ def _add_strings(shape: ValueConstraints, reader: SchemaReader, node: Node) -> N
     shape.least = max(shape.least, least or 0)
     shape.most = min((x for x in (shape.most, most) if x is not None), default=None)
     conditions: list[Pattern | None] = [pattern_of(reader, node)]
-    if OwnKeyword.NOT_PATTERN in node.keywords:
+    if Mark.NOT_PATTERN in node.keywords:
         try:
-            conditions.append(patterns.negated(node.keywords[OwnKeyword.NOT_PATTERN]))
+            conditions.append(patterns.negated(node.keywords[Mark.NOT_PATTERN]))
         except (PatternError, AttributeError, TypeError) as error:  # it may be no text
             reader.leave_out(node, "pattern", f"what does not match it cannot be told: {error}")
     wanted = node.keywords.get("format")
