@@ -258,8 +258,8 @@ def test_factors_are_of_two_busy_seconds() -> None:
     factors = Factors()
     for _ in range(70 * 20):
         factors.add(0.101, 0.05)
-    assert len(factors.history) == 60
-    assert set(factors.history) == {2.02}
+    assert len(factors.past) == 60
+    assert set(factors.past) == {2.02}
     assert interval_of([float(i) for i in range(101)]) == Interval(5, 50, 95)
     assert interval_of([]) == Interval(1, 1, 1)
 

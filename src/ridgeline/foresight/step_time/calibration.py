@@ -130,9 +130,9 @@ def interval_of(factors: Sequence[float]) -> Interval:
 class Factors:
     """Actual over predicted seconds, of two busy seconds each; the last sixty."""
 
-    def __init__(self, history: tuple[float, ...] = ()) -> None:
+    def __init__(self, past: tuple[float, ...] = ()) -> None:
         """Begin with those of before."""
-        self.history: deque[float] = deque(history, maxlen=_MOST_FACTORS)
+        self.past: deque[float] = deque(past, maxlen=_MOST_FACTORS)
         self._actual_s = self._predicted_s = 0.0
 
     def add(self, actual_s: float, predicted_s: float) -> bool:
@@ -141,7 +141,7 @@ class Factors:
         self._predicted_s += predicted_s
         if self._actual_s < _WINDOW_S:
             return False
-        self.history.append(round(self._actual_s / self._predicted_s, 4))
+        self.past.append(round(self._actual_s / self._predicted_s, 4))
         self._actual_s = self._predicted_s = 0.0
         return True
 

@@ -220,7 +220,7 @@ def fitted(
         version=__version__,
         times=times,
         step_error=round(error, 4),
-        factors=tuple(factors.history),
+        factors=tuple(factors.past),
         samples=steps,
         after=after,
     )
@@ -441,7 +441,7 @@ class PredictionMonitor:
     def _go_on_with(self, calibration: Calibration) -> None:
         """Predict with a new fit. The speeds of before were shares of the old one's."""
         change = _ratio(self._times, calibration.times, calibration.samples)
-        factors = tuple(round(change * factor, 4) for factor in self._factors.history)
+        factors = tuple(round(change * factor, 4) for factor in self._factors.past)
         self.calibration, self._new_calibration = replace(calibration, factors=factors), None
         self._factors, self._times = Factors(factors), calibration.times
         self.factor *= change
@@ -449,9 +449,7 @@ class PredictionMonitor:
         self._is_fitting = False
 
     def _with_speeds(self, calibration: Calibration) -> Calibration:
-        return replace(
-            calibration, factors=tuple(self._factors.history), total_error=self.total_error
-        )
+        return replace(calibration, factors=tuple(self._factors.past), total_error=self.total_error)
 
     # --- elsewhere -----------------------------------------------------------------------------
 

@@ -201,9 +201,8 @@ class Guard:
         score, mass, prompt = await self._unsafe(messages, {}, caller)
         assert self._category is not None
         logprobs = await self._logprobs(prompt, self._category, caller)
-        tokens = [one.token for one in self._category.words]
         total = log_sum(list(logprobs.values()))
-        shares = (math.exp(logprobs[token] - total) for token in tokens)
+        shares = (math.exp(logprobs[one.token] - total) for one in self._category.words)
         scores = {
             name: score * share for name, share in zip(self._family.categories, shares, strict=True)
         }

@@ -297,11 +297,6 @@ class Scanner:
         last = self._units[place - 1][-1] if place else self.before
         return kind_of(last) if last else ""
 
-    def _kind_behind(self, place: int) -> str:
-        """Return the kind of the character at a place; none behind an invisible one."""
-        is_apart = place == len(self._units) or len(self._units[place - 1]) > 1
-        return "" if is_apart else kind_of(self._units[place][0])
-
     def _append(self, read: list[str]) -> None:
         """Hold more units; invisible characters alone belong to what is pending before them."""
         if self._units and read and not folded(read[0][0]):
