@@ -58,10 +58,8 @@ def _waits(explanation: Explanation, times: dict[str, int]) -> Iterator[Sentence
     engine = explanation.engine
     max_num_seqs, budget = engine["max_num_seqs"], engine["max_num_batched_tokens"]
     ran = max((step["num_running"] for step in explanation.steps), default=0)
-    share = (
-        max((step["blocks_used"] for step in explanation.steps), default=0) / engine["num_blocks"]
-    )
-    full = f"{share:.0%} of {engine['num_blocks']:,} blocks"
+    num_used = max((step["blocks_used"] for step in explanation.steps), default=0)
+    full = f"{num_used / engine['num_blocks']:.0%} of {engine['num_blocks']:,} blocks"
     reasons = {
         "step_under_way": "it waited for the step that was under way when it came",
         "queue_max_num_seqs": f"it waited before the engine, because {ran} sequences ran "

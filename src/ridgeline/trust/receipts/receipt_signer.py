@@ -126,9 +126,7 @@ class ReceiptRecorder:
         seed = request.default_seed if params.seed is None and request else params.seed or 0
         first, n = index * params.num_answers, params.num_answers
         answers = tuple(map(self._answer, range(first, first + n)))
-        are_told = self._may_show(index)
-        ids = self._stream.prompts[index]
-        tokens = tokens_of(ids, are_told=are_told)
+        tokens = tokens_of(self._stream.prompts[index], are_told=self._may_show(index))
         return StatedPrompt(tokens=tokens, seed=seed % (1 << 64), answers=answers)
 
     def _answer(self, index: int) -> StatedAnswer:
