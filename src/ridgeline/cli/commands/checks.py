@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ridgeline.trust.audit.check import CheckedLog
 
 _MOST_SHOWN = 20  # faults, and notes, of a log
-_KEPT = {"none": "no texts", "hash": "hashes of texts", "text": "texts"}
+_AUDIT_TEXTS = {"none": "no texts", "hash": "hashes of texts", "text": "texts"}
 
 rules_app = typer.Typer(help="Check rules for what is read and written.", no_args_is_help=True)
 
@@ -47,7 +47,7 @@ def check_command(
         num_rules = [len(one.forbidding) + len(one.noting) for one in (key.input, key.output)]
         print(
             f"[keys.{name}]  {num_rules[0]} patterns for input, {num_rules[1]} for output; "
-            f"audit keeps {_KEPT[key.audit]}"
+            f"audit keeps {_AUDIT_TEXTS[key.audit]}"
         )
         for judge in dict.fromkeys((*key.input_judges, *key.output_judges)):
             print(f"  {judge.name}: {judge.action} from {judge.at} on; a server asks {judge.model}")

@@ -48,7 +48,7 @@ _VALUES = {
     "num_generated": r"\[(?P<num_generated>[\d,]*)\]",
 }
 _FIRST = _REQUEST[: max(map(_REQUEST.index, _VALUES)) + 1]  # no value among the others has a comma
-_SEEN = re.compile(
+_REQUEST_LINE = re.compile(
     r'\{"type":"request",'
     + ",".join(f'"{name}":{_VALUES.get(name, "[^,]*")}' for name in _FIRST)
     + r',.*"num_prompt_tokens":(?P<num_prompt_tokens>\d+),"params":.*'
@@ -160,7 +160,7 @@ class TraceBuffer:
 
 def _glance(line: bytes) -> Json | None:
     """Return what finds a request, from its line; None if it is another, or has odd letters."""
-    match = _SEEN.fullmatch(line.decode())
+    match = _REQUEST_LINE.fullmatch(line.decode())
     if match is None:
         return None
     return {

@@ -14,7 +14,7 @@ from typing import Any
 from ridgeline.text.template.messages import is_text, readable
 
 READ = ("message", "function_call", "function_call_output", "reasoning")
-_ASKED = ("arguments", "input", "action", "actions", "operation", "code", "queries")
+_ARGUMENTS = ("arguments", "input", "action", "actions", "operation", "code", "queries")
 _RETURNED = ("output", "result", "tools", "status")  # of an item for results alone
 _ITS_OWN = ("output", "outputs", "results", "error")  # of a call that has its result in it
 
@@ -100,7 +100,7 @@ def _call(
     output = next((source[name] for name in names if source.get(name)), None)
     if output is None:
         return
-    field = next((name for name in _ASKED if item.get(name) is not None), "")
+    field = next((name for name in _ARGUMENTS if item.get(name) is not None), "")
     own_id, piece = _own_id(item) or f"call_{i}", readable(output)
     left_out += piece.left_out
     name = item.get("name")
