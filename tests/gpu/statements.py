@@ -22,7 +22,7 @@ def call(frame, event, argument):
 
 def save():
     with open(f"{os.environ['TRACED_LINES']}/{os.getpid()}", "w") as file:
-        file.writelines(f"{name}:{number}\\n" for name, number in lines)
+        file.writelines(f"{name}:{number}\\n" for name, number in list(lines))  # threads still run
 
 threading.settrace(call)
 sys.settrace(call)
