@@ -28,26 +28,26 @@ def read_imatrix(path: Path, raw: Mapping[str, Tensor]) -> dict[str, Floats]:
         ModelFileError: it is no importance matrix, damaged, or of another model.
     """
     values, tensors = read_gguf(path)
-    facts = ConfigReader(values, str(path))
-    if facts.text("general.type", "") != "imatrix":
-        facts.fail("general.type is not imatrix: this is no importance matrix")
+    reader = ConfigReader(values, str(path))
+    if reader.text("general.type", "") != "imatrix":
+        reader.fail("general.type is not imatrix: this is no importance matrix")
     importance: dict[str, Floats] = {}
     for name, sums in tensors.items():
         if not name.endswith(_SUMS):
             continue
         matrix = name.removesuffix(_SUMS)
         if matrix not in raw:
-            facts.fail(f"it has {matrix!r}, and the model has not: is it of this model?")
+            reader.fail(f"it has {matrix!r}, and the model has not: is it of this model?")
         if sums.shape[-1] != raw[matrix].shape[-1]:
-            facts.fail(f"{matrix!r} has {sums.shape[-1]} inputs there, and "
+            reader.fail(f"{matrix!r} has {sums.shape[-1]} inputs there, and "
                        f"{raw[matrix].shape[-1]} in the model")  # fmt: skip
         counts = tensors.get(matrix + _COUNTS)
         if counts is None:
-            facts.fail(f"tensor {matrix + _COUNTS!r} is missing")
+            reader.fail(f"tensor {matrix + _COUNTS!r} is missing")
         total = counts.to_f32().sum()
         mean = sums.to_f32().reshape(-1, sums.shape[-1]).sum(axis=0) / max(float(total), 1.0)
         if not (np.isfinite(mean).all() and (mean >= 0).all()):
-            facts.fail(f"tensor {name!r} has values that are no mean squares")
+            reader.fail(f"tensor {name!r} has values that are no mean squares")
         if total > 0 and mean.any():
             importance[matrix] = (mean + np.float32(1e-6) * mean.mean()).astype(np.float32)
     if not importance:

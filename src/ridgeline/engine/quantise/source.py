@@ -200,12 +200,12 @@ def _ends(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     roles = iter(("eos", "eot", "eom"))
     for token in checkpoint.eos_ids:
-        facts = ConfigReader(values | keys, str(checkpoint.path))
-        if keys and token in eos_ids_of(facts, checkpoint.arch.vocab_size):
+        reader = ConfigReader(values | keys, str(checkpoint.path))
+        if keys and token in eos_ids_of(reader, checkpoint.arch.vocab_size):
             continue
         role = next(roles, None)
         if role is None:
-            facts.fail(f"{len(checkpoint.eos_ids)} tokens end an answer, more than a GGUF file can "
-                       f"say: shorten eos_token_id in generation_config.json")  # fmt: skip
+            reader.fail(f"{len(checkpoint.eos_ids)} tokens end an answer, more than a GGUF file "
+                        f"can say: shorten eos_token_id in generation_config.json")  # fmt: skip
         keys[f"tokenizer.ggml.{role}_token_id"] = token
     return keys

@@ -114,7 +114,7 @@ class PlanRequest(_Flags):  # type: ignore[misc]  # its fields are made from the
         """Whether any field asks for more than memory."""
         return bool(self._values_of(LoadFlags))
 
-    def load(self) -> LoadFlags | None:
+    def load_flags(self) -> LoadFlags | None:
         """Return what load is asked for, if any.
 
         Raises ApiError for a load that a server does not plan, ValueError as ``plan_flags`` does.
@@ -235,14 +235,14 @@ def _answer(
 ) -> Response:
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
-        load, plan_flags = body.load(), body.plan_flags()
+        load_flags, plan_flags = body.load_flags(), body.plan_flags()
         spec = _spec(body, find)
         plan = cache.get(body)
         if plan is None:
             plan = plan_for(
-                spec, plan_flags, bool(body.compare_published), load, check_cancel=check
+                spec, plan_flags, bool(body.compare_published), load_flags, check_cancel=check
             )
-            if load is not None:
+            if load_flags is not None:
                 cache.put(body, plan)
         if body.format == "json":
             return JSONResponse(plan.as_dict() | (_picture(plan) if body.picture else {}))
