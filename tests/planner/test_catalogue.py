@@ -143,7 +143,7 @@ def test_a_slice_has_its_share() -> None:
 
 def test_every_fact_has_a_source_a_date_and_a_confidence() -> None:
     whole = [device for device in devices().values() if not device.parent]
-    assert len(whole) == 164
+    assert len(whole) == 284
     for device in whole:
         assert device.source, device.id
         assert device.date, device.id

@@ -40,12 +40,71 @@ LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
         ("epyc 9654", "cpu-epyc-9654"),
         ("Xeon 8480+", "cpu-spr-8480"),
         ("raspberry pi", "cpu-rpi5"),
+        ("H800", "h800-sxm"),
+        ("RTX 2080", "rtx2080"),
+        ("2080 Ti", "rtx2080ti"),
+        ("GTX 1660 Ti", "gtx1660ti"),
+        ("RX 7900 GRE", "rx7900gre"),
+        ("Tesla T4", "t4"),
+        ("Xeon 6148", "cpu-skx-6148"),
+        ("Xeon Gold 6148", "cpu-skx-6148"),
+        ("i7-13700K", "cpu-13700k"),
+        ("Raspberry Pi 4", "cpu-rpi4-8"),
+        ("m1 max 24-core", "m1-max-32"),
     ],
 )
 def test_a_name_is_taken_for_the_likeliest_and_that_is_said(typed: str, meant: str) -> None:
     (device,), (note,) = find_devices(typed)
     assert device.id == meant
     assert note.startswith(f"--on {typed}: taken for {meant} ({device.name})")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("m1 8gb", "m1-8"),
+        ("m1 pro 16 GB", "m1-pro-16"),
+        ("M3 Max 96GiB", "m3-max-96"),
+        ("3060 8gb", "rtx3060-8"),
+        ("h100 94gb", "h100-nvl"),
+        ("v100 32GB", "v100-sxm2-32"),
+        ("b200 192gb", "b200-sxm"),  # sold as one of 180 and of 192
+        ("raspberry pi 5 8gb", "cpu-rpi5-8"),
+    ],
+)
+def test_the_memory_that_a_name_says_is_taken(typed: str, meant: str) -> None:
+    (device,), _ = find_devices(typed)
+    assert device.id == meant
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("m1 pro 64gb", "m1-pro-32 or m1-pro-16"),
+        ("rtx 4090 48gb", "rtx4090 or rtx4090d or rtx4090-mobile"),
+        ("rtx 3060 1gb", "rtx3060-12 or rtx3060-8 or rtx3060-mobile"),  # no beginning of "12"
+        ("raspberry pi 4 16gb", "cpu-rpi4-8 or cpu-rpi4-4"),
+        ("rtx 2090", "rtx5090 or rtx4090 or rtx3090"),
+    ],
+)
+def test_a_device_that_does_not_exist_is_refused_with_the_nearest(typed: str, near: str) -> None:
+    with pytest.raises(ValueError, match=f"there is no device '{typed}': did you mean {near}\\?"):
+        find_devices(typed)
+
+
+def test_slots_of_a_processor_are_filled_as_the_name_says() -> None:
+    (device,), (note,) = find_devices("epyc 9654 384gb")
+    assert (device.id, device.usable_bytes) == ("cpu-epyc-9654", 384_000_000_000)
+    assert "384 GB" in note
+    found = plan(LLAMA, on="ryzen 9 7950x 8gb")
+    assert not found.placements[0].ledger.fits
+
+
+def test_another_card_of_the_name_is_not_taken_for_it() -> None:
+    for typed in ("rtx 2080", "gtx 1080", "rtx 4070"):
+        (device,), notes = find_devices(typed)
+        assert device.name.endswith(typed[-4:])
+        assert not any("ti" in note.partition("(")[0] for note in notes)
 
 
 @pytest.mark.parametrize("typed", ["l4", "L4", "h100-sxm", "h100-sxm/2g.20gb", "here", "ALL"])
@@ -58,7 +117,7 @@ def test_others_of_the_name_are_named_in_one_line() -> None:
     line = "--on h100: taken for h100-sxm (NVIDIA H100 SXM5); there are also h100-pcie, h100-nvl"
     assert line in found.assumptions
     (note,) = find_devices("m4").notes
-    assert note.endswith("m4-max-128 and 2 more")
+    assert note.endswith("m4-max-128 and 3 more")
 
 
 def test_a_name_of_too_many_or_of_none_is_refused() -> None:
@@ -101,4 +160,6 @@ def test_one_memory_for_processor_and_graphics_is_not_divided_over_machines() ->
 def test_a_mac_gives_its_graphics_a_part_of_the_memory() -> None:
     seen = 11_453.25e6  # of 16 GB: recommendedMaxWorkingSetSize in logs of llama.cpp
     assert devices()["m1-16"].usable_bytes == pytest.approx(seen, rel=1e-3)
+    assert devices()["m1-pro-32"].usable_bytes == pytest.approx(22_906.5e6, rel=1e-4)  # of 32 GB
+    assert devices()["m3-24"].usable_bytes == pytest.approx(17_179.89e6, rel=1e-4)
     assert devices()["m4-max-128"].usable_bytes == 96 << 30

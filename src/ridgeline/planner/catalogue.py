@@ -39,8 +39,15 @@ from ridgeline.system.machine import available_bytes
 
 HERE, ALL, SHOP = "here", "all", "shop"
 # Words of names that people leave out, or write in another way.
-_BRANDS = re.compile(r"\b(?:nvidia|geforce|amd|radeon|apple|intel|the|gpu|generation)\b")
-_GB = re.compile(r"(?<=\d)\s*gb\b")
+_BRANDS = re.compile(
+    r"\b(?:nvidia|geforce|tesla|amd|radeon|apple|intel|gold|platinum|the|gpu|generation)\b"
+)
+_GB = re.compile(r"(?<=\d)\s*gi?b\b")
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s*gi?b\b")
+_SIZES_DIFFER = 0.07  # a B200 is sold with 180 GB, and as one of 192
+_CORES = re.compile(r"\b(\d+)[- ]cores?\b")
+_OTHER_CARD = ("ti", "super")  # an RTX 2080 Ti is no RTX 2080
+_NEAREST = 3
 _SHOWN = 6  # other devices of a name
 _MOST_MEANT = 16  # a name of more is none: "rtx"
 _LEAST_LETTERS = 4  # of the beginning of a name
@@ -100,24 +107,51 @@ def find_devices(ids: str, own: Mapping[str, Device] = MappingProxyType({})) -> 
 
 
 def _called(name: str) -> list[Device]:
-    """Return the devices that a name may mean, the likeliest first."""
+    """Return the devices that a name may mean, the likeliest first.
+
+    They have the memory that the name says: processors as their slots are filled, others as sold.
+    """
     whole, _, part = name.partition("/")
-    wanted = "".join(_words(whole))
-    matches = _by_name().get(wanted, [])
-    if not matches and len(wanted) >= _LEAST_LETTERS:  # "mi300" is none's name, but begins two
-        begun = (of for called, of in _by_name().items() if called.startswith(wanted))
-        matches = list({device.id: device for of in begun for device in of}.values())
+    matches, size = _meant(whole), _SIZE.search(whole)
+    if size is not None:
+        sized_bytes = float(size[1]) * 1e9
+        matches = matches or _meant(_SIZE.sub(" ", whole))
+        sold = [one for one in matches if _has_memory(one, sized_bytes)]
+        matches = sold or [_filled(one, sized_bytes) for one in matches if one.has_slots]
     if part:
         of_part = (devices().get(f"{device.id}/{part.strip().lower()}") for device in matches)
         return [device for device in of_part if device is not None]
     return matches
 
 
+def _meant(name: str) -> list[Device]:
+    """Return the devices that are called so, whatever their memory."""
+    wanted = "".join(_words(name))
+    matches = _by_name().get(wanted, [])
+    if not matches and len(wanted) >= _LEAST_LETTERS and not _SIZE.search(name):
+        # "mi300" is none's name, but begins two
+        begun = (of for called, of in _by_name().items() if called.startswith(wanted))
+        matches = list({device.id: device for of in begun for device in of}.values())
+    return matches
+
+
+def _has_memory(device: Device, num_bytes: float) -> bool:
+    return abs(device.label_bytes - num_bytes) <= _SIZES_DIFFER * num_bytes
+
+
+def _filled(device: Device, num_bytes: float) -> Device:
+    """Return a device with other memory in its slots."""
+    size = int(num_bytes)
+    return replace(
+        device, name=f"{device.name}, {size / 1e9:g} GB", usable_bytes=size, label_bytes=size
+    )
+
+
 @cache
 def _by_name() -> Mapping[str, list[Device]]:
     """Return whole devices by all they are called: runs of words of id, name and what is sold."""
     called: dict[str, list[Device]] = {}
-    for device in (one for one in devices().values() if not one.parent):
+    for device in _whole_devices():
         sold = offers().get(device.id)
         texts = (device.id, device.name, "" if sold is None else sold.item.partition(";")[0])
         for run in {run for text in texts for run in _runs(_words(text))}:
@@ -125,15 +159,20 @@ def _by_name() -> Mapping[str, list[Device]]:
     return called
 
 
+def _whole_devices() -> list[Device]:
+    return [device for device in devices().values() if not device.parent]
+
+
 def _runs(words: list[str]) -> Iterator[str]:
     for begin in range(len(words)):
         for end in range(begin + 1, len(words) + 1):
-            yield "".join(words[begin:end])
+            if words[end : end + 1] not in ([word] for word in _OTHER_CARD):
+                yield "".join(words[begin:end])
 
 
 def _words(text: str) -> list[str]:
-    lower = _GB.sub("", text.lower().replace("laptop", "mobile"))
-    return re.findall(r"[a-z0-9]+", _BRANDS.sub(" ", lower))
+    lower = _CORES.sub(r"core\1", text.lower().replace("laptop", "mobile"))
+    return re.findall(r"[a-z0-9]+", _BRANDS.sub(" ", _GB.sub("", lower)))
 
 
 def _taken(name: str, matches: list[Device]) -> str:
@@ -248,14 +287,23 @@ def _no_such(name: str, matches: list[Device]) -> str:
     if matches:
         some = ", ".join(device.id for device in matches[:_SHOWN])
         return f"{name!r} is in the names of {len(matches)} devices, such as {some}: say which"
-    ids = [device.id for device in devices().values() if not device.parent]
-    near = difflib.get_close_matches(whole, ids, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    near = [device.id for device in _meant(_SIZE.sub(" ", whole))] or _nearest(whole)
+    hint = f"did you mean {' or '.join(near[:_NEAREST])}? " if near else ""
     return (
         f"there is no device {name!r}: {hint}give {HERE}, {ALL} (what can be rented), {SHOP} (what "
         f"can be bought), or one that `ridgeline plan --list-devices` lists; or describe "
         f"your own with --on mine --memory 24GiB --bandwidth 936 --tflops 71"
     )
+
+
+def _nearest(name: str) -> list[str]:
+    """Return the ids of the devices whose id or name is written most like a name."""
+    ids: dict[str, str] = {}
+    for device in _whole_devices():
+        for text in (device.id, device.name):
+            ids.setdefault("".join(_words(text)), device.id)
+    near = difflib.get_close_matches("".join(_words(name)), ids, n=2 * _NEAREST, cutoff=0.4)
+    return list(dict.fromkeys(ids[text] for text in near))
 
 
 def user_devices(flags: PlanFlags) -> dict[str, Device]:

@@ -62,6 +62,7 @@ class Device:
         watts: at most; 0 where that is not known.
         is_rented: whether providers rent it, whole.
         has_passed: it is this machine's, and ``ridgeline bench gpu`` found nothing wrong on it.
+        label_bytes: memory as its label says it; 0 where there is none.
     """
 
     id: str
@@ -86,6 +87,12 @@ class Device:
     watts: float = 0.0
     is_rented: bool = False
     has_passed: bool = False
+    label_bytes: int = 0
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether its memory is put into slots, so that it may have any size."""
+        return "ch DDR" in self.memory
 
     @property
     def is_sram(self) -> bool:
@@ -211,6 +218,7 @@ def parse_devices(devices: str, slices: str) -> dict[str, Device]:
             id=f"{whole.id}/{row['profile']}",
             name=f"{whole.name}, MIG {row['profile']}",
             usable_bytes=int(float(row["label_gb"]) * 1e9),
+            label_bytes=int(float(row["label_gb"]) * 1e9),
             memory_known="label",
             read_bytes_per_s=whole.read_bytes_per_s * memory,
             peak_ops_per_s={k: v * compute for k, v in whole.peak_ops_per_s.items()},
@@ -376,4 +384,5 @@ def _device(row: Mapping[str, str]) -> Device:
         generation=row["generation"],
         watts=float(row["tdp_w"] or 0),
         is_rented=row["rented"] == "yes",
+        label_bytes=int(float(row["label_gb"] or 0) * 1e9),
     )
