@@ -180,17 +180,17 @@ def test_prices_come_cheapest_first_and_old_ones_warn() -> None:
 
 
 def test_a_price_without_a_date_is_used_from_the_users_own_file_alone(tmp_path: Path) -> None:
-    (l4,) = find_devices("l4").devices
-    assert prices_of(l4, "on_demand", TODAY) == ([], [])  # the catalogue's own has no date
+    (tpu,) = find_devices("tpu-v6e").devices
+    assert prices_of(tpu, "on_demand", TODAY) == ([], [])  # the catalogue's own has no date
     own = tmp_path / "mine.csv"
-    own.write_text(f"{HEADER}l4,me,,on_demand,0.5,,a quote,high\n")
-    found, _ = prices_of(l4, "on_demand", TODAY, own)
+    own.write_text(f"{HEADER}tpu-v6e,me,,on_demand,0.5,,a quote,high\n")
+    found, _ = prices_of(tpu, "on_demand", TODAY, own)
     assert [price.usd_per_hour for price in found] == [0.5]
 
 
 def test_no_price_is_none_and_never_zero() -> None:
-    (gb200,) = find_devices("gb200").devices
-    assert prices_of(gb200, "on_demand", TODAY) == ([], [])
+    (gb300,) = find_devices("gb300").devices
+    assert prices_of(gb300, "on_demand", TODAY) == ([], [])
     with pytest.raises(ValueError, match="line 2"):
         parse_prices(f"{HEADER}l4,me,,on_demand,0,2026-11-01,a quote,high\n")
 

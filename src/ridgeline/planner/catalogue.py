@@ -24,10 +24,12 @@ from ridgeline.engine.calibration import stored_roof
 from ridgeline.engine.setup.home import default_home
 from ridgeline.model.cost.hardware import (
     Device,
+    Machine,
     Offer,
     Price,
     SpotTerms,
     parse_devices,
+    parse_machines,
     parse_offers,
     parse_own_devices,
     parse_prices,
@@ -46,6 +48,8 @@ _GB = re.compile(r"(?<=\d)\s*gi?b\b")
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s*gi?b\b")
 _SIZES_DIFFER = 0.07  # a B200 is sold with 180 GB, and as one of 192
 _CORES = re.compile(r"\b(\d+)[- ]cores?\b")
+# Of a machine of Azure the family and, without its size, the series.
+_AZURE_SIZE = re.compile(r"Standard_([A-Z]+)\d+[a-z]*(.*)")
 _OTHER_CARD = ("ti", "super")  # an RTX 2080 Ti is no RTX 2080
 _NEAREST = 3
 _SHOWN = 6  # other devices of a name
@@ -72,14 +76,21 @@ def offers() -> Mapping[str, Offer]:
     return parse_offers(_table("buy.csv"))
 
 
+@cache
+def machines() -> Mapping[str, Machine]:
+    """Return the machines that clouds rent, by name."""
+    return parse_machines(_table("vms.csv"))
+
+
 def find_devices(ids: str, own: Mapping[str, Device] = MappingProxyType({})) -> Chosen:
     """Return the devices of a list of names with commas between; ``here``, ``all`` or ``shop``.
 
     A name of the user's ``own`` devices (``planner.catalogue``) is taken first.
 
-    A name is an id or a part of a device's name, such as "4090", "RTX 4090" or "h100/2g.20gb".
-    Where it is of several, the likeliest is taken. Raises ValueError for what no device is called,
-    with those that are near it.
+    A name is an id or a part of a device's name, such as "4090", "RTX 4090" or "h100/2g.20gb", or
+    that of a machine of a cloud, such as "p5.48xlarge", which is then rented whole. Where it is of
+    several, the likeliest is taken. Raises ValueError for what no device is called, with those that
+    are near it.
     """
     chosen: list[Device] = []
     notes: list[str] = []
@@ -97,6 +108,9 @@ def find_devices(ids: str, own: Mapping[str, Device] = MappingProxyType({})) -> 
             chosen += sorted(sold, key=lambda device: device.usable_bytes)
         elif name in devices():
             chosen.append(devices()[name])
+        elif (machine := _machine(name)) is not None:
+            chosen.append(machine.holding(devices()[machine.device]))
+            notes.append(_rented(typed, machine))
         else:
             matches = _called(name)
             if not 1 <= len(matches) <= _MOST_MEANT:
@@ -122,6 +136,43 @@ def _called(name: str) -> list[Device]:
         of_part = (devices().get(f"{device.id}/{part.strip().lower()}") for device in matches)
         return [device for device in of_part if device is not None]
     return matches
+
+
+def _machine(name: str) -> Machine | None:
+    """Return the machine of a name, else the first of a series that is called so and no device."""
+    name = name.partition("@")[2] or name
+    by_name = {_letters(one): of for one, of in machines().items()}
+    whole = by_name.get(_letters(name)) or by_name.get(f"standard{_letters(name)}")
+    if whole is not None or not name or _called(name):
+        return whole
+    wanted = _letters(name).removeprefix("standard")
+    return next((of for one, of in machines().items() if wanted in _series(one)), None)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _series(name: str) -> tuple[str, ...]:
+    """Return what the series of a machine is called, from "Standard_ND96isr_H100_v5" "ndh100v5"."""
+    if (azure := _AZURE_SIZE.fullmatch(name)) is not None:
+        return (_letters(azure[1] + azure[2]),)
+    parts = re.split(r"[.-]", name)
+    return tuple(_letters("".join(parts[:end])) for end in range(1, len(parts)))
+
+
+def _rented(typed: str, machine: Machine) -> str:
+    where = f" in {machine.region}" if machine.region else ""
+    usd = machine.usd_per_hour.get("on_demand")
+    cost = (
+        f"{usd:g} USD per hour on {machine.date} ({machine.source})"
+        if usd is not None
+        else "no dated price of it is known"
+    )
+    return (
+        f"--on {typed}: {machine.name} of {machine.provider}{where} has {machine.num} x "
+        f"{machine.device}, and is paid whole: {cost}"
+    )
 
 
 def _meant(name: str) -> list[Device]:
@@ -249,13 +300,23 @@ def prices_of(
     """
     text = own.read_text(encoding="utf-8") if own else _table("prices.csv")
     prices = parse_prices(text, str(own) if own else "prices.csv")
+    if device.machine and not own:
+        prices += machines()[device.machine].prices
     ages = {price.date: (today - _date(price)).days for price in prices if price.date}
     return usable_prices(prices, device, kind, days_old=ages, undated=own is not None)
 
 
-def spot_terms(provider: str) -> SpotTerms:
-    """Return how a provider takes machines away, as far as the catalogue knows."""
-    return _spot_terms().get(provider.lower(), SpotTerms())
+def spot_terms(provider: str, device: Device) -> SpotTerms:
+    """Return how a provider takes machines away, as far as the catalogue knows.
+
+    A device in a machine of a name is of that machine's provider, and goes as often as it does.
+    """
+    machine = machines().get(device.machine)
+    if machine is None:
+        return _spot_terms().get(provider.lower(), SpotTerms())
+    terms = _spot_terms().get(machine.provider.lower(), SpotTerms())
+    often = machine.evictions_per_hour
+    return terms if often is None else replace(terms, evictions_per_hour=often)
 
 
 @cache
@@ -297,11 +358,12 @@ def _no_such(name: str, matches: list[Device]) -> str:
 
 
 def _nearest(name: str) -> list[str]:
-    """Return the ids of the devices whose id or name is written most like a name."""
+    """Return the devices and machines whose id or name is written most like a name."""
     ids: dict[str, str] = {}
     for device in _whole_devices():
         for text in (device.id, device.name):
             ids.setdefault("".join(_words(text)), device.id)
+    ids |= {"".join(_words(machine)): machine for machine in machines()}
     near = difflib.get_close_matches("".join(_words(name)), ids, n=2 * _NEAREST, cutoff=0.4)
     return list(dict.fromkeys(ids[text] for text in near))
 

@@ -151,7 +151,8 @@ def plan_for(
     if load is not None and on != HERE:
         default_ranks = AUTO
     placements = tuple(
-        place(spec, device, flags, default_ranks=default_ranks) for device in devices
+        place(spec, device, flags, default_ranks=AUTO if device.machine else default_ranks)
+        for device in devices
     )
     fitting = [p for p in placements if p.ledger.fits]
     best = (

@@ -92,7 +92,7 @@ def test_a_bound_is_read_and_damage_is_named() -> None:
         ({"evictions_per_hour": 0.0}, "--evictions-per-hour is 0.0"),
         ({"new_tokens": None}, "needs lengths"),
         ({"slo": ["ttft:p95"]}, "METRIC:PERCENTILE:MILLISECONDS"),
-        ({"on": "l40"}, "did you mean l40s"),
+        ({"on": "l40x"}, "did you mean l40 or l40s"),
         ({"on": "h100-sxm/9g.1gb"}, "its slices are"),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_bound_that_nothing_meets_names_the_nearest() -> None:
 
 
 def test_cost_is_of_whole_devices_and_the_cheapest_is_first() -> None:
-    found = planned(on="a100-80-sxm,h100-sxm,l4", slo=["ttft:p95:1000"])
+    found = planned(on="a100-80-sxm,h100-sxm,rtxa6000", slo=["ttft:p95:1000"])
     best = found.choices[0]
     assert best.placement.device.id == "a100-80-sxm"
     assert best.usd_per_hour == 1.29  # Verda, 2026-10-29
@@ -262,8 +262,8 @@ def test_cost_is_of_whole_devices_and_the_cheapest_is_first() -> None:
             assert choice.usd_per_hour == pytest.approx(1.29 * devices)
     meeting = [c.usd_per_hour for c in found.choices if c.meets_slo and c.usd_per_hour is not None]
     assert meeting == sorted(meeting)
-    # The catalogue's price of an L4 has no date, so it is not used, and not 0.
-    costs = {c.usd_per_hour for c in found.choices if c.placement.device.id == "l4"}
+    # The catalogue has no price of an RTX A6000: it costs no 0.
+    costs = {c.usd_per_hour for c in found.choices if c.placement.device.id == "rtxa6000"}
     assert costs == {None}
     assert {c.as_dict()["usd_per_million_output_tokens"] for c in found.choices} >= {None}
 

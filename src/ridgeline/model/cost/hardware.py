@@ -57,12 +57,13 @@ class Device:
         confidence: high, medium or low.
         note: what is easily taken wrong.
         parent: of a slice: the whole device; else empty.
-        per_card: of a slice: how many of them a whole device makes; else 1.
+        per_card: how many of them a whole device makes, or a machine has; else 1.
         generation: devices of one compute alike.
         watts: at most; 0 where that is not known.
         is_rented: whether providers rent it, whole.
         has_passed: it is this machine's, and ``ridgeline bench gpu`` found nothing wrong on it.
         label_bytes: memory as its label says it; 0 where there is none.
+        machine: the name of the machine that is rented with it, which has ``per_card`` of them.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Device:
     is_rented: bool = False
     has_passed: bool = False
     label_bytes: int = 0
+    machine: str = ""
 
     @property
     def has_slots(self) -> bool:
@@ -116,7 +118,7 @@ class Price:
         provider: who charges this price.
         region: or tier; empty if there is none.
         kind: on_demand or spot.
-        usd_per_hour: of one device, not of a machine.
+        usd_per_hour: of one device; of a machine that is rented by its name, of all it has.
         date: when it was seen, YYYY-MM-DD; empty if that is not known.
         source: where.
         confidence: high, medium or low.
@@ -132,9 +134,60 @@ class Price:
     confidence: str
 
     def of(self, num: int, device: Device) -> float:
-        """Return the cost of an hour of ``num`` devices; slices on one card are paid as one."""
-        is_of_card = device.parent == self.device
-        return self.usd_per_hour * (-(-num // device.per_card) if is_of_card else num)
+        """Return the cost of an hour of ``num`` devices; what shares a card or machine is one."""
+        is_shared = self.device in (device.parent, device.machine)
+        return self.usd_per_hour * (-(-num // device.per_card) if is_shared else num)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that a cloud rents by a name.
+
+    Attributes:
+        name: as its provider writes it.
+        provider: of the machine.
+        device: the id of what is in it.
+        num: how many of these.
+        region: of its prices.
+        usd_per_hour: of the whole machine, by kind of price: on_demand, spot. Only those known.
+        evictions_per_hour: of a spot machine of this name; None where none is published.
+        date: of the prices, YYYY-MM-DD.
+        source: of the prices, or of the shape alone.
+        confidence: high, medium or low.
+    """
+
+    name: str
+    provider: str
+    device: str
+    num: int
+    region: str
+    usd_per_hour: Mapping[str, float]
+    evictions_per_hour: float | None
+    date: str
+    source: str
+    confidence: str
+
+    @property
+    def prices(self) -> tuple[Price, ...]:
+        """Return its prices, those of the whole machine."""
+        return tuple(
+            Price(
+                self.name, self.provider, self.region, kind, usd, self.date, self.source,
+                self.confidence,
+            )
+            for kind, usd in self.usd_per_hour.items()
+        )  # fmt: skip
+
+    def holding(self, device: Device) -> Device:
+        """Return the device as one of those in this machine: a model is divided over no more."""
+        return replace(
+            device,
+            id=f"{device.id}@{self.name}",
+            name=f"{device.name}, {self.num} in {self.name}",
+            max_ranks=min(self.num, device.max_ranks),
+            per_card=self.num,
+            machine=self.name,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +236,37 @@ def parse_offers(text: str) -> dict[str, Offer]:
     return {
         row["device"]: Offer(**(row | {"usd": float(row["usd"])}))  # type: ignore[arg-type]
         for row in _rows(text, "buy.csv")
+    }
+
+
+def parse_machines(text: str) -> dict[str, Machine]:
+    """Return the machines that clouds rent, by name, from the text of a CSV file.
+
+    Raises ValueError for a damaged row.
+    """
+    return {
+        row["name"]: Machine(
+            name=row["name"],
+            provider=row["provider"],
+            device=row["device"],
+            num=int(row["num"]),
+            region=row["region"],
+            usd_per_hour={
+                kind: float(row[column])
+                for kind, column in (
+                    ("on_demand", "usd_per_hour"),
+                    ("spot", "spot_usd_per_hour"),
+                )
+                if row[column]
+            },
+            evictions_per_hour=(
+                float(row["evictions_per_hour"]) if row["evictions_per_hour"] else None
+            ),
+            date=row["date"],
+            source=row["source"],
+            confidence=row["confidence"],
+        )
+        for row in _rows(text, "vms.csv")
     }
 
 
@@ -326,7 +410,7 @@ def usable_prices(
         undated: take those without a date too.
     """
     of_kind = [price for price in prices if price.kind == kind and (price.date or undated)]
-    usable = [price for price in of_kind if price.device == device.id]
+    usable = [price for price in of_kind if price.device == (device.machine or device.id)]
     usable = usable or [price for price in of_kind if price.device == (device.parent or device.id)]
     usable.sort(key=lambda price: price.usd_per_hour)
     warnings = [

@@ -426,13 +426,14 @@ def with_spot(
     own = Path(load_flags.prices) if load_flags.prices is not None else None
     prices, _ = prices_of(placement.device, "spot", today, own)
     provider = prices[0].provider if prices else ""
-    terms = spot_terms(provider)
+    terms = spot_terms(provider, placement.device)
     per_hour = load_flags.evictions_per_hour or terms.evictions_per_hour or EVICTIONS_PER_HOUR
     notice_s = terms.notice_s if load_flags.notice is None else load_flags.notice
     notice_s = NOTICE_S if notice_s is None else notice_s
     start_s = start_seconds(placement.ledger.weights_bytes * placement.memory.pp)
-    # A replica goes when any of its devices does.
-    up = up_share(per_hour * placement.num_devices, 0.0, start_s)
+    # A replica goes when any of its devices does; those of a machine go with it.
+    num_taken = 1 if placement.device.machine else placement.num_devices
+    up = up_share(per_hour * num_taken, 0.0, start_s)
     num = replicas_for(choice.replicas, up)
     loss = EvictionLoss()
     if is_near and load.rate_per_s is not None:
