@@ -97,7 +97,7 @@ def test_every_machine_is_of_a_known_device_and_no_price_lacks_its_date() -> Non
             assert date(2026, 1, 1) <= date.fromisoformat(machine.date) <= TODAY, machine.name
         else:
             assert not machine.date, machine.name
-    with pytest.raises(ValueError, match="vms.csv, line 2"):
+    with pytest.raises(ValueError, match=r"vms\.csv, line 2"):
         parse_machines("name,provider\nx\n")
 
 

@@ -23,8 +23,8 @@ from ridgeline.backends import cuda
 from ridgeline.engine.calibration import stored_roof
 from ridgeline.engine.setup.home import default_home
 from ridgeline.model.cost.hardware import (
+    CloudMachine,
     Device,
-    Machine,
     Offer,
     Price,
     SpotTerms,
@@ -77,7 +77,7 @@ def offers() -> Mapping[str, Offer]:
 
 
 @cache
-def machines() -> Mapping[str, Machine]:
+def machines() -> Mapping[str, CloudMachine]:
     """Return the machines that clouds rent, by name."""
     return parse_machines(_table("vms.csv"))
 
@@ -138,7 +138,7 @@ def _called(name: str) -> list[Device]:
     return matches
 
 
-def _machine(name: str) -> Machine | None:
+def _machine(name: str) -> CloudMachine | None:
     """Return the machine of a name, else the first of a series that is called so and no device."""
     name = name.partition("@")[2] or name
     by_name = {_letters(one): of for one, of in machines().items()}
@@ -161,7 +161,7 @@ def _series(name: str) -> tuple[str, ...]:
     return tuple(_letters("".join(parts[:end])) for end in range(1, len(parts)))
 
 
-def _rented(typed: str, machine: Machine) -> str:
+def _rented(typed: str, machine: CloudMachine) -> str:
     where = f" in {machine.region}" if machine.region else ""
     usd = machine.usd_per_hour.get("on_demand")
     cost = (

@@ -111,6 +111,54 @@ def test_modules_that_are_not_converted(pattern: str, is_kept: bool) -> None:
     assert (storage.of(name, MATRIX) is storage.plain) == is_kept
 
 
+def test_names_that_end_with_a_star_may_be_many() -> None:
+    """ModelOpt names each layer's modules so."""
+    kept = [f"model.layers.{i}.self_attn*" for i in range(200)]
+    storage = quantised(quant_method="modelopt", quant_algo="NVFP4", ignore=kept)
+    assert storage.of("model.layers.199.self_attn.o_proj", MATRIX) is storage.plain
+    assert storage.of("model.layers.199.mlp.up_proj", MATRIX) is storage.linear
+    assert storage.of("model.layers.200.self_attn.o_proj", MATRIX) is storage.linear
+
+
+@pytest.mark.parametrize(
+    ("listed", "counted"),
+    [
+        ("model.language_model.layers.3.mlp*", "model.layers.3.mlp.up_proj"),
+        ("language_model.model.layers.3*", "model.layers.3.mlp.up_proj"),
+        ("model.layers.3.block_sparse_moe.experts.7.w1", "model.layers.3.mlp.experts.up_proj"),
+        ("*.mlp.shared_expert.*", "model.layers.3.mlp.shared_experts.up_proj"),
+        ("model.layers.3.linear_attn.in_proj_z", "model.layers.3.linear_attn.in_proj_qkvz.z"),
+    ],
+)
+def test_modules_are_found_by_the_names_of_other_files(listed: str, counted: str) -> None:
+    storage = quantised(quant_method="modelopt", quant_algo="NVFP4", ignore=[listed])
+    assert storage.of(counted, MATRIX) is storage.plain
+    assert storage.of(counted.replace(".3.", ".4."), MATRIX) is (
+        storage.plain if listed[0] == "*" else storage.linear
+    )
+
+
+def test_a_mixed_quantisation_says_the_format_of_each_module() -> None:
+    layers = {
+        "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+        "model.layers.0.mlp.up_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "model.layers.0.mlp.down_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+    }
+    storage = quantised(
+        quant_method="modelopt", quant_algo="MIXED_PRECISION", quantized_layers=layers
+    )
+    names = (*layers, "model.layers.0.self_attn.k_proj")
+    assert [storage.of(name, MATRIX).name for name in names] == ["fp8", "nvfp4", "nvfp4", "bf16"]
+    assert storage.name == "nvfp4"  # of most modules
+    unknown = layers | {"model.layers.1": {"quant_algo": "INT3"}}
+    with pytest.raises(ValueError, match="'modelopt', which is not understood"):
+        quantised(quant_method="modelopt", quant_algo="MIXED_PRECISION", quantized_layers=unknown)
+
+
+def test_modelopt_is_known_by_its_algorithm_where_it_does_not_name_itself() -> None:
+    assert quantised(quant_algo="FP8", producer={"name": "modelopt"}).linear.name == "fp8"
+
+
 @pytest.mark.parametrize(
     "patterns",
     [

@@ -19,6 +19,7 @@ from ridgeline.model.files.families import (
     arch_from_config,
     family_of,
 )
+from ridgeline.model.files.families.tables.plan_only import NO_LLAMAS
 from ridgeline.model.files.tensors import ModelFileError
 from tests.answers.tiny_families import learnt_positions, tiny_config, write_family
 from tests.model.cost.published_configs import PUBLISHED
@@ -28,6 +29,7 @@ from tests.parity.tiny_configs import CONFIGS, NEWER
 DATA = Path(__file__).parents[2] / "data"
 RUN_HERE = json.loads((DATA / "family_configs.json").read_text())
 ENCODERS = json.loads((DATA / "encoder_configs.json").read_text())
+PLANNED = json.loads((DATA / "planned_configs.json").read_text())  # of models that do not run
 RUN: dict[str, dict[str, Any]] = {
     name: entry["config"]
     for name, entry in {**PUBLISHED, **RUN_HERE, **ENCODERS}.items()
@@ -88,7 +90,67 @@ def test_layers_that_guess_tokens_ahead_are_counted_from_both() -> None:
     assert shape_of_arch(arch, "").mtp == shape_of_config(values).mtp != ()
 
 
-@pytest.mark.parametrize("name", [name for name in TABLES.counted if "unknown" not in name])
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("nemotron-3-super-120b-a12b", 120.6, 12.7),
+        ("nemotron-3-ultra-550b-a55b", 550, 55),
+        ("qwen3-coder-480b-a35b", 480.2, 35.5),
+        ("mimo-7b", 7.6, 7.6),  # without what guesses tokens ahead
+    ],
+)
+def test_models_that_are_planned_alone_have_the_parameters_of_their_names(
+    name: str, billions: float, active: float
+) -> None:
+    shape = shape_of_config(PLANNED[name]["config"])
+    assert weight_params(shape) / 1e9 == pytest.approx(billions, rel=0.003)
+    used = sum(matrix.num_active_params for _, matrix in shape.matrices()) / 1e9
+    assert used == pytest.approx(active, rel=0.05)
+
+
+def test_experts_of_latents_compute_in_their_own_width() -> None:
+    values = PLANNED["nemotron-3-super-120b-a12b"]["config"]
+    shape = shape_of_config(values)
+    of_mlp = [m for m in shape.layers[1].matrices if m.linear and m.name.startswith("mlp.")]
+    sizes = {m.name: (m.rows, m.columns) for m in of_mlp}
+    assert sizes == {
+        "mlp.experts.up_proj": (2688, 1024),
+        "mlp.experts.down_proj": (1024, 2688),
+        "mlp.shared_experts.up_proj": (5376, 4096),
+        "mlp.shared_experts.down_proj": (4096, 5376),
+        "mlp.fc1_latent_proj": (1024, 4096),
+        "mlp.fc2_latent_proj": (4096, 1024),
+    }
+    assert set(of_mlp) <= set(shape.mtp)  # a layer that guesses ahead has the same
+    with pytest.raises(ModelFileError, match="moe_latent_size"):
+        arch_from_config(values, {}, "x")
+
+
+@pytest.mark.parametrize("name", NO_LLAMAS)
+def test_what_is_no_llama_is_refused_for_its_reason(name: str) -> None:
+    values = {key: value for key, value in CONFIG.items() if key != "architectures"}
+    with pytest.raises(ModelFileError, match="nothing is guessed") as caught:
+        shape_of_config(values | {"model_type": name, "gated_mlp": True})
+    assert f"'{name}' are not counted: {NO_LLAMAS[name]}" in str(caught.value)
+
+
+def test_what_chooses_blocks_of_tokens_is_counted_where_it_stands() -> None:
+    values = PLANNED["minimax-m3"]["config"]
+    shape = shape_of_config(values)
+    indexed = ["index_q_proj" in str(layer.matrices) for layer in shape.layers]
+    assert indexed == [bool(one) for one in values["moe_layer_freq"]]  # dense ones read all
+    per_token = [layer.cache.values_per_token() for layer in shape.layers[2:4]]
+    assert per_token == [2 * 4 * 128, 2 * 4 * 128 + 128]
+    assert any("sparse_attention_config" in said for said in shape.assumptions)
+    wrong = values["sparse_attention_config"] | {"sparse_attention_freq": [1]}
+    with pytest.raises(ModelFileError, match="sparse_attention_freq must say"):
+        shape_of_config(values | {"sparse_attention_config": wrong})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in TABLES.counted if "unknown" not in name and "latent experts" not in name],
+)
 def test_a_family_that_is_only_counted_does_not_run_and_the_message_names_it(name: str) -> None:
     """Some models of a family that runs have other sizes: these are refused for what differs."""
     config = CONFIG | {"architectures": [name.partition(" ")[0]]}

@@ -67,12 +67,17 @@ FORMATS: Mapping[str, Format] = {
     "int4": Format("int4", 4, group=128, scale_bits=20),  # a 16-bit scale and a 4-bit zero point
     "mxfp4": Format("mxfp4", 4, group=32, scale_bits=8),
     "nvfp4": Format("nvfp4", 4, group=16, scale_bits=8),
+    "mxfp8": Format("mxfp8", 8, group=32, scale_bits=8),
     **{name: Format(name, 8 * size / count) for name, (count, size) in _GGUF_BLOCKS.items()},
 }
 _NAMES = {
     "bfloat16": "bf16", "float16": "f16", "float32": "f32", "half": "f16", "fp16": "f16",
     "fp32": "f32", "float": "f32", "f8": "fp8", "float8": "fp8", "w8a8": "int8",
     "int8-row": "int8", "w4a16": "int4", **MIX_NAMES,
+}  # fmt: skip
+_MODELOPT = {
+    "FP8": FORMATS["fp8"], "NVFP4": FORMATS["nvfp4"], "W4A16_NVFP4": FORMATS["nvfp4"],
+    "MXFP8": FORMATS["mxfp8"],
 }  # fmt: skip
 # The formats that "the widest that fits" tries, from the widest to the narrowest.
 BY_WIDTH = ("bf16", "fp8", "int8", "int4")
@@ -91,6 +96,7 @@ class Storage:
         plain_modules: modules that stay plain.
         only_experts: nothing but experts is converted.
         mix: what each matrix is stored in, if that differs by its part in the model.
+        by_module: formats of named modules; what none of them names stays plain.
     """
 
     plain: Format
@@ -98,11 +104,15 @@ class Storage:
     plain_modules: Modules = NO_MODULES
     only_experts: bool = False
     mix: MixedModules | None = None
+    by_module: tuple[tuple[Modules, Format], ...] = ()
 
     def of(self, full_name: str, matrix: Matrix) -> Format:
         """Return the format of a matrix."""
         if self.mix is not None:
             return FORMATS[self.mix.format_of(full_name, matrix)]
+        if self.by_module and matrix.linear:
+            named = (one for modules, one in self.by_module if full_name in modules)
+            return next(named, self.plain)
         is_converted = matrix.linear and not (self.only_experts and matrix.group != "experts")
         if not is_converted or full_name in self.plain_modules:
             return self.plain
@@ -177,7 +187,14 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
     if not isinstance(quantised, Mapping):
         raise ValueError(f"{where}: quantization_config is {quantised!r}, not an object")
     method = str(quantised.get("quant_method", "")).lower()
+    if not method and "quant_algo" in quantised:  # as ModelOpt wrote before it named itself
+        method = "modelopt"
+    by_module: tuple[tuple[Modules, Format], ...] = ()
     try:
+        if method == "modelopt" and quantised.get("quantized_layers"):
+            by_module = _by_module(quantised["quantized_layers"])
+            if by_module:
+                return Storage(plain, by_module[0][1], by_module=by_module)
         linear = _of_method(method, quantised)
         if linear is not None and not (0 < linear.bits <= 32 and linear.group < 1 << 31):
             raise ValueError(f"{linear.bits} bits in groups of {linear.group}")
@@ -201,6 +218,20 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
     except ValueError as error:
         raise ValueError(f"{where}: quantization_config: {error}") from None
     return Storage(plain, linear, modules, only_experts=method == "mxfp4")
+
+
+def _by_module(named: Mapping[str, Any]) -> tuple[tuple[Modules, Format], ...]:
+    """Return the formats of ModelOpt's named modules, that of most modules first; none if unknown.
+
+    Raises ValueError if they are too many.
+    """
+    of_format: dict[str, list[str]] = {}
+    for name, said in named.items():
+        of_format.setdefault(str(said["quant_algo"]).upper(), []).append(name)
+    if not of_format.keys() <= _MODELOPT.keys():
+        return ()
+    by_size = sorted(of_format.items(), key=lambda pair: -len(pair[1]))
+    return tuple((Modules(tuple(names)), _MODELOPT[name]) for name, names in by_size)
 
 
 def _of_method(method: str, config: Mapping[str, Any]) -> Format | None:
@@ -234,8 +265,7 @@ def _of_method(method: str, config: Mapping[str, Any]) -> Format | None:
             bits, group = int(params["nbits"]), int(params.get("group_size") or 0)
             return Format(f"hqq {bits} bits", bits, group, 1, 32)
         case "modelopt" | "modelopt_fp4":
-            algorithm = str(config.get("quant_algo", "")).upper()
-            return {"FP8": FORMATS["fp8"], "NVFP4": FORMATS["nvfp4"]}.get(algorithm)
+            return _MODELOPT.get(str(config.get("quant_algo", "")).upper())
         case "compressed-tensors":
             return _compressed(next(iter(config["config_groups"].values()))["weights"])
     return None

@@ -140,7 +140,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class CloudMachine:
     """A machine that a cloud rents by a name.
 
     Attributes:
@@ -239,13 +239,13 @@ def parse_offers(text: str) -> dict[str, Offer]:
     }
 
 
-def parse_machines(text: str) -> dict[str, Machine]:
+def parse_machines(text: str) -> dict[str, CloudMachine]:
     """Return the machines that clouds rent, by name, from the text of a CSV file.
 
     Raises ValueError for a damaged row.
     """
     return {
-        row["name"]: Machine(
+        row["name"]: CloudMachine(
             name=row["name"],
             provider=row["provider"],
             device=row["device"],

@@ -275,14 +275,15 @@ def _network(hidden: int, ffn: Mlp | Experts) -> tuple[tuple[Matrix, ...], int]:
     if isinstance(ffn, Mlp):
         return _matrices("mlp", "MLP", hidden, ffn), (3 if ffn.gated else 2) * ffn.size
     group, shared, inner = "experts", ffn.shared, 3 if ffn.gated else 2
-    matrices = [Matrix("mlp.router", group, ffn.num, hidden, linear=False)]
-    matrices += _matrices("mlp.experts", group, hidden, ffn, ffn.num, ffn.per_token)
+    place = "mlp." if ffn.beside is None else ""  # else that is what stands beside
+    matrices = [Matrix(f"{place}router", group, ffn.num, hidden, linear=False)]
+    matrices += _matrices(f"{place}experts", group, hidden, ffn, ffn.num, ffn.per_token)
     # Each chosen expert computes a gate, an up, their product and a row of output.
     values = ffn.per_token * (inner * ffn.size + 2 * hidden)
     if ffn.choice_bias or ffn.bias:
-        matrices.append(vector("mlp.router.bias", group, ffn.num))
+        matrices.append(vector(f"{place}router.bias", group, ffn.num))
     if ffn.own_scales:
-        matrices.append(vector("mlp.router.per_expert_scale", group, ffn.num))
+        matrices.append(vector(f"{place}router.per_expert_scale", group, ffn.num))
     if shared is not None:
         matrices += _matrices("mlp.shared_experts", group, hidden, shared)
         values += inner * shared.size

@@ -13,6 +13,14 @@ from dataclasses import dataclass, field
 _MOST_NAMES = 4096
 _MOST_PATTERNS = 32  # each is tried on each module
 _MOST_LETTERS = 200
+# What files of other halves and other classes put into names of modules that are counted here.
+_OTHER_NAMES = (
+    (re.compile(r"(?<![a-z_])language_model\.(?=model\.|layers\.|lm_head)"), ""),
+    (re.compile(r"(?<![a-z_])block_sparse_moe(?![a-z_])"), "mlp"),
+    (re.compile(r"(?<![a-z_])shared_expert(?![a-z_])"), "shared_experts"),
+    (re.compile(r"(?<![a-z_])in_proj_(qkv|z)(?![a-z_])"), r"in_proj_qkvz.\1"),
+    (re.compile(r"(?<=\.experts)\.\d+(?:\.\w+)*$"), ""),  # one for all of them
+)
 _SEVERAL_WAYS = re.compile(r"(?<!\\)(?:[*{]|\?(?!:)|(?<!\\d)(?<!\[0-9\])\+)")
 
 
@@ -23,23 +31,29 @@ _Parts = tuple[re.Pattern[str], ...]
 class Modules:
     """Modules that a list names, as a part of their full name or by a pattern that fits its begin.
 
-    Raises ValueError for a pattern that is not understood, or too many.
+    Names that end with their only star are looked up, and may be many. Raises
+    ValueError for a pattern that is not understood, or too many others.
     """
 
     names: tuple[str, ...] = ()
     _plain: frozenset[str] = field(init=False, repr=False, compare=False)
     _ends: frozenset[str] = field(init=False, repr=False, compare=False)  # last steps of those
+    _begins: frozenset[str] = field(init=False, repr=False, compare=False)
     _patterns: tuple[_Parts, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        names = dict.fromkeys(self.names)
-        by_pattern = [name for name in names if name.startswith("re:") or "*" in name]
+        names = dict.fromkeys(map(_as_counted, self.names))
+        starred = [name for name in names if name.startswith("re:") or "*" in name]
+        begins = {name for name in starred if 0 < name.find("*") == len(name) - 1 <= _MOST_LETTERS}
+        begins = {name for name in begins if not name.startswith("re:")}
+        by_pattern = [name for name in starred if name not in begins]
         if len(names) > _MOST_NAMES or len(by_pattern) > _MOST_PATTERNS:
             raise ValueError(
                 f"{len(names)} modules are named, {len(by_pattern)} of them by a pattern: at most "
                 f"{_MOST_NAMES}, and {_MOST_PATTERNS}"
             )
-        plain = frozenset(names).difference(by_pattern)
+        plain = frozenset(names).difference(starred)
+        object.__setattr__(self, "_begins", frozenset(name[:-1] for name in begins))
         object.__setattr__(self, "_plain", plain)
         object.__setattr__(self, "_ends", frozenset(name.rpartition(".")[2] for name in plain))
         object.__setattr__(self, "_patterns", tuple(map(_parts, by_pattern)))
@@ -49,7 +63,19 @@ class Modules:
         ends = (end for end, step in enumerate(steps, start=1) if step in self._ends)
         runs = (".".join(steps[start:end]) for end in ends for start in range(end))
         is_plain = any(run in self._plain for run in runs)
-        return is_plain or any(_follow(parts, full_name) for parts in self._patterns)
+        is_begun = self._begins and any(
+            full_name[:end] in self._begins for end in range(1, len(full_name) + 1)
+        )
+        return (
+            is_plain or bool(is_begun) or any(_follow(parts, full_name) for parts in self._patterns)
+        )
+
+
+def _as_counted(name: str) -> str:
+    """Return a name as the modules are called here; a regular expression as it is."""
+    for other, ours in () if name.startswith("re:") else _OTHER_NAMES:
+        name = other.sub(ours, name)
+    return name
 
 
 def _parts(pattern: str) -> _Parts:

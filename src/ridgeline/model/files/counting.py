@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ridgeline.model.cost.layers import shape_of_arch
-from ridgeline.model.cost.shapes import Matrix, ModelShape
+from ridgeline.model.cost.shapes import LayerShape, Matrix, ModelShape
 from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families import arch_of, in_usual_names
 from ridgeline.model.files.families.family import Family
@@ -34,7 +34,7 @@ from ridgeline.model.files.families.lookup import (
     family_of_gguf,
     first_class,
 )
-from ridgeline.model.files.families.tables.plan_only import HAS_GATES
+from ridgeline.model.files.families.tables.plan_only import HAS_GATES, NO_LLAMAS
 from ridgeline.model.files.families.unread_keys import require
 from ridgeline.model.files.tensors import Tensor
 
@@ -58,6 +58,8 @@ _ARITHMETIC = frozenset((
 ))  # fmt: skip
 _OF_CHOICE = ("ffn.num_groups", "ffn.groups_met", "scales.ffn")
 _GATES = "gated_mlp"  # our own key, for families without a row
+_OF_LATENT_EXPERTS = "moe_latent_size"  # of families whose experts compute in that width
+_OF_BLOCKS = "sparse_attention_config"  # of families whose attention reads chosen blocks
 _OF_INDEXER = "index_topk"  # of families whose attention reads this number of tokens
 _SIZES_OF_SOME = {"decoder_sparse_step", *ONLY}  # which the engine reads of some families alone
 # What is read of rope alone: whatever it says, no size depends on it.
@@ -118,13 +120,17 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
             ConfigReader(values, where).fail(
                 f"{half} does not say the model's sizes: give the config of the text model"
             )
-    values, family, is_known = _config_to_count(values, whole)
+    values, family, is_known = _config_to_count(_with_layers_named(values), whole)
     said = values.get("model_type") or architecture(whole) or "unknown"
     if type(said) is not str:
         ConfigReader(values, where).fail(f"model_type is {reprlib.repr(said)}, not a string")
     name = said[:_MOST_LETTERS]
     assumptions: tuple[str, ...] = ()
     if not is_known:
+        if name in NO_LLAMAS:
+            ConfigReader(values, where).fail(
+                f"models of type {name!r} are not counted: {NO_LLAMAS[name]}; nothing is guessed"
+            )
         has_gates = _has_gates(values, name, where)
         family = replace(family, facts={**family.facts, "ffn.gated": const(has_gates)})
         assumptions = (
@@ -158,6 +164,15 @@ def _config_to_count(
     family = found or family_of({**values, "architectures": ["unknown"]}, COUNTED)
     assert family is not None
     return in_usual_names(values, family), family, found is not None
+
+
+def _with_layers_named(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config that names its dense layers, where it has 0 for them and 1 for the others."""
+    said = values.get("moe_layer_freq")
+    if type(said) is not list or any(one not in (0, 1) for one in said):
+        return values
+    kept = {key: value for key, value in values.items() if key != "moe_layer_freq"}
+    return {**kept, "mlp_layer_types": ["sparse" if one else "dense" for one in said]}
 
 
 def _has_gates(values: Mapping[str, Any], name: str, where: str) -> bool:
@@ -194,6 +209,10 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
     shape = shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
     if _OF_INDEXER in family.ignored_keys:
         shape = _with_indexer(shape, config)
+    if _OF_BLOCKS in family.ignored_keys:
+        shape = _with_index_branch(shape, config)
+    if _OF_LATENT_EXPERTS in family.ignored_keys:
+        shape = _with_latent_experts(shape, config.integer(_OF_LATENT_EXPERTS))
     _refuse_other_sizes(config, family, HARMLESS - _SIZES_OF_SOME)
     return shape
 
@@ -213,20 +232,75 @@ def _with_indexer(shape: ModelShape, config: ConfigReader) -> ModelShape:
         Matrix("self_attn.indexer.weights_proj", "attention", heads, hidden),
     )
     layers = tuple(
-        replace(
-            layer,
-            matrices=(*layer.matrices, *matrices),
-            cache=replace(layer.cache, values_per_head=layer.cache.values_per_head + dim),
-        )
-        if kind != "shared"
-        else layer
+        _with_keys(layer, matrices, dim) if kind != "shared" else layer
         for layer, kind in zip_longest(shape.layers, kinds[: len(shape.layers)])
     )
-    said = (
+    return replace(shape, layers=layers, assumptions=_said_of_indexer(_OF_INDEXER))
+
+
+def _with_keys(layer: LayerShape, matrices: tuple[Matrix, ...], dim: int) -> LayerShape:
+    """Return a layer with an indexer, which keeps a key of each token beside all heads'."""
+    per_head = dim // layer.cache.num_heads  # the ranks that divide heads divide it too
+    cache = replace(layer.cache, values_per_head=layer.cache.values_per_head + per_head)
+    return replace(layer, matrices=(*layer.matrices, *matrices), cache=cache)
+
+
+def _said_of_indexer(key: str) -> tuple[str, str]:
+    return (
         "an indexer's keys are counted in the type of the cache, where some engines keep 8 bits",
-        f"attention is timed as if it read every token: the choice of {_OF_INDEXER} is not",
+        f"attention is timed as if it read every token: the choice of {key} is not",
     )
-    return replace(shape, layers=layers, assumptions=said)
+
+
+def _with_index_branch(shape: ModelShape, config: ConfigReader) -> ModelShape:
+    """Return a model some of whose layers choose blocks of tokens by queries and keys of their own.
+
+    Raises ModelFileError if it does not say which layers do.
+    """
+    said = config.get(_OF_BLOCKS)
+    said = said if isinstance(said, Mapping) else {}
+    sizes = ConfigReader(said, f"{config.where}: {_OF_BLOCKS}")
+    heads = sizes.integer("sparse_num_index_heads")
+    dim, hidden = sizes.integer("sparse_index_dim"), shape.hidden_size
+    chosen = said.get("sparse_attention_freq")
+    if type(chosen) is not list or len(chosen) != len(shape.layers):
+        sizes.fail("sparse_attention_freq must say 0 or 1 for each of the layers")
+    matrices = (
+        Matrix("self_attn.index_q_proj", "attention", heads * dim, hidden, ways=heads),
+        Matrix("self_attn.index_k_proj", "attention", dim, hidden),
+        Matrix("self_attn.index_norms", "norms", 2 * dim, linear=False),
+    )
+    layers = tuple(
+        _with_keys(layer, matrices, dim) if one else layer
+        for layer, one in zip(shape.layers, chosen, strict=True)
+    )
+    return replace(shape, layers=layers, assumptions=_said_of_indexer(_OF_BLOCKS))
+
+
+def _with_latent_experts(shape: ModelShape, latent: int) -> ModelShape:
+    """Return a model whose chosen experts read and write vectors of another width.
+
+    Two matrices of a layer lead there and back. Shared experts have the model's own width.
+    """
+
+    def narrowed(matrix: Matrix) -> Matrix:
+        if not matrix.name.startswith("mlp.experts."):
+            return matrix
+        if matrix.name.endswith("down_proj"):
+            return replace(matrix, rows=latent)
+        return replace(matrix, columns=latent)
+
+    hidden = shape.hidden_size
+    there = Matrix("mlp.fc1_latent_proj", "experts", latent, hidden)
+    back = Matrix("mlp.fc2_latent_proj", "experts", hidden, latent)
+
+    def with_both(matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+        if not any(matrix.name.startswith("mlp.experts.") for matrix in matrices):
+            return matrices
+        return (*map(narrowed, matrices), there, back)
+
+    layers = tuple(replace(layer, matrices=with_both(layer.matrices)) for layer in shape.layers)
+    return replace(shape, layers=layers, mtp=with_both(shape.mtp))
 
 
 def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelShape:

@@ -140,11 +140,12 @@ def family_of(
     counts = (text.get(key) for key in _NUM_EXPERTS)
     has_many = any(isinstance(count, int | float) and count > 1 for count in counts)
     has_latents = bool(text.get("kv_lora_rank"))
+    has_latent_experts = (has_latents and has_many) or bool(text.get("moe_latent_size"))
     kinds = {
+        "of latent experts": has_latent_experts,
         "of experts": has_experts,
         "of groups": text.get("new_decoder_architecture") is True or "n_head_kv" in text,
         "of keys by head": text.get("multi_query") is False,
-        "of latent experts": has_latents and has_many,
         "of latents": has_latents,
         "of many experts": has_many,
     }

@@ -107,6 +107,7 @@ ROWS = (
         windows="switch of all",
         default_window=4096,
         has_experts=True,
+        required={"use_qk_norm": True},
         alternatives=DENSE,
         dense_layers="mlp_only_layers",
         experts_every="decoder_sparse_step",
@@ -118,6 +119,7 @@ ROWS = (
         hf="Qwen2MoeForCausalLM",
         gguf="qwen2moe",
         layer=SHARED,
+        required={"use_qk_norm": None},
         facts={
             "mixer.qkv_bias": flag("qkv_bias", default=True),
             "mixer.o_bias": None,

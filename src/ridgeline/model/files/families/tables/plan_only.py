@@ -30,6 +30,15 @@ _GATED = (
     "mllama mllama_text_model orion phi4_multimodal phi4mm xverse youtu"
 )
 _UNGATED = "apertus apertus1p5_text bert-generation biogpt nanochat"
+# Why models of other types are no Llamas with the sizes of their configs, by model type.
+NO_LLAMAS = {
+    "deepseek_v4": "its layers keep tokens compressed, each by another ratio (compress_ratios)",
+    "deepseek_ref": "its layers keep tokens compressed, each by another ratio (compress_ratios)",
+    "kimi_linear": "most of its layers are linear attention with gates of their own",
+    "mimo_v2_flash": "its layers with windows have other heads, and values other widths than keys",
+    "nemotron-nas": "its layers have unlike sizes, and some no attention (block_configs)",
+    "step3p7": "its config names no heads of its layers with windows, nor their gates",
+}
 HAS_GATES = dict.fromkeys(_GATED.split(), True) | dict.fromkeys(_UNGATED.split(), False)
 ROWS = (
     row(
@@ -55,6 +64,41 @@ ROWS = (
         runs=False,
         ignored_keys="head_dim index_topk index_topk_freq index_skip_topk_offset layer_types "
         "index_share_for_mtp_iteration indexer_types mlp_layer_types num_experts",
+    ),
+    row(  # its experts compute in a narrower width (counting)
+        "nemotron_h of latent experts",
+        like="nemotron_h of experts",
+        hf="NemotronHForCausalLM of latent experts",
+        runs=False,
+        refused_keys="-moe_latent_size",
+        ignored_keys="moe_latent_size",
+    ),
+    row(
+        "mimo",
+        like="qwen2",
+        hf="MiMoForCausalLM",
+        runs=False,
+        ignored_keys="attention_bias num_nextn_predict_layers",
+    ),
+    row(  # what chooses blocks of tokens is counted beside it (counting)
+        "minimax_m3",
+        like="minimax_m2",
+        types="minimax_m3 minimax_m3_vl",
+        hf="MiniMaxM3ForCausalLM, MiniMaxM3SparseForConditionalGeneration",
+        runs=False,
+        facts={
+            "mixer.qk_norm": "head",
+            "dense.size": integer("dense_intermediate_size"),
+        },
+        dense_layers="first_k_dense_replace",
+        refused_keys="-shared_intermediate_size",
+        ignored_keys="moe_intermediate_size n_shared_experts num_nextn_predict_layers "
+        "sparse_attention_config",
+        required={
+            "attention_output_gate": False,
+            "n_shared_experts": 1,
+            "qk_norm_type": "per_head",
+        },
     ),
     row(
         "gptj",
