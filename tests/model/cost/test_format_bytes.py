@@ -51,6 +51,11 @@ def bytes_of(storage: Storage, matrix: Matrix = MATRIX, name: str = "") -> int:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 65536 + 8 * 256 * 4),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 131072 + 256 * 4),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 65536 + 32 * 256),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, 256 * 512 + 2 * 4 * 4),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+            256 * 512 + 256 * 4,
+        ),
         (
             {
                 "quant_method": "compressed-tensors",
@@ -153,6 +158,43 @@ def test_a_mixed_quantisation_says_the_format_of_each_module() -> None:
     unknown = layers | {"model.layers.1": {"quant_algo": "INT3"}}
     with pytest.raises(ValueError, match="'modelopt', which is not understood"):
         quantised(quant_method="modelopt", quant_algo="MIXED_PRECISION", quantized_layers=unknown)
+
+
+def test_layers_that_files_number_by_halves_are_found() -> None:
+    """Of Nemotron the mixer and what stands behind it are layers of their own."""
+    said = {
+        "quant_method": "modelopt", "quant_algo": "NVFP4",
+        "exclude_modules": [
+            "backbone.layers.3.mixer.q_proj", "backbone.layers.2.mixer.in_proj*",
+            "backbone.layers.4.mixer.shared_experts.up_proj",
+        ],
+    }  # fmt: skip
+    for halves in (
+        {"hybrid_override_pattern": "MEM*-"},
+        {"layers_block_type": ["mamba", "moe", "mamba", "attention", "mlp"]},
+    ):
+        storage = storage_of_config({"quantization_config": said} | halves)
+        kept = {
+            name
+            for name in (
+                f"model.layers.{i}.{part}"
+                for i in range(4)
+                for part in ("self_attn.q_proj", "mamba.in_proj", "mlp.shared_experts.up_proj")
+            )
+            if storage.of(name, MATRIX) is storage.plain
+        }
+        assert kept == {
+            "model.layers.2.self_attn.q_proj",
+            "model.layers.1.mamba.in_proj",
+            "model.layers.2.mlp.shared_experts.up_proj",
+        }
+
+
+def test_a_text_half_says_how_it_is_quantised() -> None:
+    """As Kimi K2.5's does, whose whole config says nothing."""
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    storage = storage_of_config({"dtype": "float16", "text_config": {"quantization_config": said}})
+    assert (storage.plain.name, storage.linear.name) == ("f16", "fp8 in blocks")
 
 
 def test_modelopt_is_known_by_its_algorithm_where_it_does_not_name_itself() -> None:

@@ -83,6 +83,13 @@ def test_a_config_without_weights_that_are_understood_is_enough(hub: Hub) -> Non
     assert hub.ranges == [("config.json", "")]
 
 
+def test_what_is_said_of_a_quantisation_beside_the_config_is_fetched(hub: Hub) -> None:
+    config = json.dumps(PUBLISHED["llama-3.1-8b"]["config"]).encode()
+    beside = json.dumps({"quantization": {"quant_algo": "NVFP4"}}).encode()
+    hub.repos["o/n"] = Repo({"config.json": config, "hf_quant_config.json": beside})
+    assert plan("o/n", on="l4").spec.storage.name == "nvfp4"
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -7,12 +7,12 @@ names that GGUF files go by are of mixes, which convert the embedding and the he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.model.cost.gguf_mixes import MIX_NAMES, MIXES, MixedModules, mixed_modules
-from ridgeline.model.cost.module_names import NO_MODULES, Modules
+from ridgeline.model.cost.module_names import NO_MODULES, Modules, with_layers_joined
 from ridgeline.model.cost.shapes import Matrix, ModelShape
 
 
@@ -77,7 +77,8 @@ _NAMES = {
 }  # fmt: skip
 _MODELOPT = {
     "FP8": FORMATS["fp8"], "NVFP4": FORMATS["nvfp4"], "W4A16_NVFP4": FORMATS["nvfp4"],
-    "MXFP8": FORMATS["mxfp8"],
+    "MXFP8": FORMATS["mxfp8"], "FP8_PB_WO": Format("fp8 in blocks", 8, 128, 128, 32),
+    "FP8_PER_CHANNEL_PER_TOKEN": Format("fp8", 8, 0, 1, 32),
 }  # fmt: skip
 # The formats that "the widest that fits" tries, from the widest to the narrowest.
 BY_WIDTH = ("bf16", "fp8", "int8", "int4")
@@ -174,14 +175,16 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
     Raises ValueError if its ``quantization_config`` is of a method, or has a width, that is not
     known here.
     """
-    inner = config.get("text_config")
-    dtype = config.get("torch_dtype") or config.get("dtype")
-    if dtype is None and isinstance(inner, Mapping):
-        dtype = inner.get("torch_dtype") or inner.get("dtype")
+    text = config.get("text_config")
+    text = text if isinstance(text, Mapping) else {}
+    dtype = next(
+        (half[key] for half in (config, text) for key in ("torch_dtype", "dtype") if half.get(key)),
+        None,
+    )
     if not isinstance(dtype, str | None):
         raise ValueError(f"{where}: torch_dtype is {dtype!r}, not a string")
     plain = format_named(dtype or "bf16")
-    quantised = config.get("quantization_config")
+    quantised = config.get("quantization_config") or text.get("quantization_config")
     if quantised is None:
         return Storage(plain, plain)
     if not isinstance(quantised, Mapping):
@@ -189,10 +192,10 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
     method = str(quantised.get("quant_method", "")).lower()
     if not method and "quant_algo" in quantised:  # as ModelOpt wrote before it named itself
         method = "modelopt"
-    by_module: tuple[tuple[Modules, Format], ...] = ()
+    halves = _halves(config) or _halves(text)
     try:
         if method == "modelopt" and quantised.get("quantized_layers"):
-            by_module = _by_module(quantised["quantized_layers"])
+            by_module = _by_module(quantised["quantized_layers"], halves)
             if by_module:
                 return Storage(plain, by_module[0][1], by_module=by_module)
         linear = _of_method(method, quantised)
@@ -214,13 +217,21 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
     if not has_head:
         ignore.append("lm_head")
     try:
-        modules = Modules(tuple(ignore))
+        modules = Modules(with_layers_joined(ignore, halves))
     except ValueError as error:
         raise ValueError(f"{where}: quantization_config: {error}") from None
     return Storage(plain, linear, modules, only_experts=method == "mxfp4")
 
 
-def _by_module(named: Mapping[str, Any]) -> tuple[tuple[Modules, Format], ...]:
+def _halves(config: Mapping[str, Any]) -> Sequence[str]:
+    """Return what the layers of a file are that has mixers and MLPs by themselves; else nothing."""
+    halves = config.get("layers_block_type") or config.get("hybrid_override_pattern") or ()
+    return halves if isinstance(halves, str | list) else ()
+
+
+def _by_module(
+    named: Mapping[str, Any], halves: Sequence[str]
+) -> tuple[tuple[Modules, Format], ...]:
     """Return the formats of ModelOpt's named modules, that of most modules first; none if unknown.
 
     Raises ValueError if they are too many.
@@ -231,7 +242,9 @@ def _by_module(named: Mapping[str, Any]) -> tuple[tuple[Modules, Format], ...]:
     if not of_format.keys() <= _MODELOPT.keys():
         return ()
     by_size = sorted(of_format.items(), key=lambda pair: -len(pair[1]))
-    return tuple((Modules(tuple(names)), _MODELOPT[name]) for name, names in by_size)
+    return tuple(
+        (Modules(with_layers_joined(names, halves)), _MODELOPT[name]) for name, names in by_size
+    )
 
 
 def _of_method(method: str, config: Mapping[str, Any]) -> Format | None:

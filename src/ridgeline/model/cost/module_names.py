@@ -8,7 +8,9 @@ several ways.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 _MOST_NAMES = 4096
 _MOST_PATTERNS = 32  # each is tried on each module
@@ -21,6 +23,13 @@ _OTHER_NAMES = (
     (re.compile(r"(?<![a-z_])in_proj_(qkv|z)(?![a-z_])"), r"in_proj_qkvz.\1"),
     (re.compile(r"(?<=\.experts)\.\d+(?:\.\w+)*$"), ""),  # one for all of them
 )
+# Of files whose layers are halves of those counted here: a mixer, or what stands behind it.
+_HALF = re.compile(r"(?:backbone|model)\.layers\.(\d+)\.mixer(?![a-z_])")
+_OF_HALVES = {
+    **dict.fromkeys(("M", "mamba"), "mamba"),
+    **dict.fromkeys(("*", "attention"), "self_attn"),
+    **dict.fromkeys(("-", "E", "mlp", "moe"), "mlp"),
+}
 _SEVERAL_WAYS = re.compile(r"(?<!\\)(?:[*{]|\?(?!:)|(?<!\\d)(?<!\[0-9\])\+)")
 
 
@@ -69,6 +78,25 @@ class Modules:
         return (
             is_plain or bool(is_begun) or any(_follow(parts, full_name) for parts in self._patterns)
         )
+
+
+def with_layers_joined(names: Iterable[str], halves: Sequence[str]) -> tuple[str, ...]:
+    """Return names of modules of a file that numbers halves of layers, with layers' numbers.
+
+    Args:
+        names: such as "backbone.layers.5.mixer.q_proj".
+        halves: what each half is, as ``hybrid_override_pattern`` or ``layers_block_type`` says.
+    """
+    parts = [_OF_HALVES.get(str(half), "") for half in halves]
+    begun = list(accumulate(part != "mlp" for part in parts))
+
+    def joined(half: re.Match[str]) -> str:
+        number = int(half[1])
+        if number >= len(parts):
+            return half[0]
+        return f"model.layers.{begun[number] - 1}.{parts[number]}"
+
+    return tuple(_HALF.sub(joined, name) for name in names)
 
 
 def _as_counted(name: str) -> str:

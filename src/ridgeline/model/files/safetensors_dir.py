@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from ridgeline.model.files.families import architecture, model_from_config
 from ridgeline.model.files.folder import MAX_JSON_BYTES, Folder, parse_object
 from ridgeline.model.files.identity.digests import FileDigests
-from ridgeline.model.files.quantized import read_quantized
+from ridgeline.model.files.quantized import BESIDE, read_quantized, with_quantization
 from ridgeline.model.files.sentence_transformers import DenseStep, check_dense, steps_of
 from ridgeline.model.files.tensors import (
     Checkpoint,
@@ -49,6 +49,7 @@ def load_directory(path: Path) -> Checkpoint:
     config = folder.json("config.json")
     if config is None:
         raise ModelFileError(f"{path}: no config.json, {_what_it_is(path)}")
+    config = with_quantization(config, folder.json(BESIDE), str(path))
     tokenizer = folder.find("tokenizer.json")
     if tokenizer is None:
         raise ModelFileError(

@@ -1,4 +1,4 @@
-"""The outline of a model on the hub: its config.json, and of its weights the headers alone.
+"""The outline of a model on the hub: its config, and of its weights the headers alone.
 
 Files of weights are sparse: they have the size of the real ones, and zeros behind the header. So
 whatever reads headers and never weights reads them as it reads a model on disk.
@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from urllib.error import HTTPError
 
 from ridgeline.model.files.gguf.file import read_gguf
+from ridgeline.model.files.quantized import BESIDE
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.hub.fetch.download import WAY_OUT
 from ridgeline.model.hub.fetch.index import IndexSource
@@ -46,8 +47,8 @@ def fetch_metadata(name: HubName) -> Iterator[Path]:
     with TemporaryDirectory(prefix="ridgeline-") as folder:
         root = Path(folder) / name.repo
         if not path:
-            config = "config.json"
-            fetch_file(name.repo, revision, config, files.get(config, Entry(0, None)), root)
+            for file in ("config.json", *({BESIDE} & files.keys())):
+                fetch_file(name.repo, revision, file, files.get(file, Entry(0, None)), root)
         for file in wanted:
             target = root / file
             target.parent.mkdir(parents=True, exist_ok=True)

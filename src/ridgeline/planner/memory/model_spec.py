@@ -25,6 +25,7 @@ from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.counting import shape_of_config, shape_of_gguf
 from ridgeline.model.files.families import GGUF_FAMILIES, arch_from_config, without_quantization
 from ridgeline.model.files.gguf.parts import read_gguf_parts
+from ridgeline.model.files.quantized import BESIDE, with_quantization
 from ridgeline.model.files.summary import summarise
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor, refuse_pointer
 from ridgeline.model.hub.library import hub_names
@@ -200,19 +201,27 @@ def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> ModelSpec:
 
 
 def _of_json(path: Path, name: str = "") -> ModelSpec:
+    config, beside = _json(path), path.with_name(BESIDE)
+    if path.name == "config.json" and beside.is_file():
+        config = with_quantization(config, _json(beside), str(path.parent))
+    return _of_config(config, name or _stem(path), str(path))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file. Raises ValueError that names the file."""
     try:
         if path.stat().st_size > _MOST_JSON_BYTES:
             raise ValueError(f"{path}: {path.stat().st_size} bytes are too many for a config.json")
         content = path.read_bytes()
         refuse_pointer(path, content)
-        config = json.loads(content)  # also with a byte order mark in front
+        parsed = json.loads(content)  # also with a byte order mark in front
     except FileNotFoundError as error:
         raise ValueError(f"{path}: no such file") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from error
-    if not isinstance(config, dict):
+    if not isinstance(parsed, dict):
         raise ValueError(f"{path}: the JSON is not an object")
-    return _of_config(config, name or _stem(path), str(path))
+    return parsed
 
 
 def _stem(path: Path) -> str:
