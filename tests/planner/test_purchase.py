@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
+from ridgeline.cli.commands.plan import show
 from ridgeline.model.cost.ownership import PC, SERVER, Owned
 from ridgeline.planner import Plan, plan
 from ridgeline.planner.capacity.option import CapacityOption
@@ -188,3 +191,15 @@ def test_without_a_bound_clients_at_a_time_hold_nothing(tmp_path: Path) -> None:
 def test_concurrency_of_a_purchase_is_refused_with_the_right_flag() -> None:
     with pytest.raises(ValueError, match="--users"):
         plan(LLAMA, buy=True, concurrency=8)
+
+
+def test_what_is_too_dear_to_buy_is_said_with_the_least_and_without_a_table() -> None:
+    found = bought(users=2, on="rtx3090,m4-max-128").choices
+    least = min(choice.usd_per_hour for choice in found if choice.usd_per_hour is not None)
+    none = bought(users=2, on="rtx3090,m4-max-128", max_usd_per_hour=0.001)
+    assert none.answer.startswith("--max-usd-per-hour 0.001 leaves nothing: the cheapest that ")
+    assert none.answer.endswith(f" for {least:.3g} USD per hour")
+    printed = io.StringIO()
+    show(none, Console(file=printed, width=100))
+    assert "USD/h" not in printed.getvalue()
+    assert "leaves nothing" in printed.getvalue()

@@ -131,7 +131,7 @@ def _choices(plan: Plan, load: OfferedLoad) -> Iterator[str]:
     yield f"{model_line(plan)}. {plan.answer}.\n"
     if any(choice.owned is not None for choice in plan.choices):
         yield from purchases_table(plan.choices).markdown()
-    else:
+    elif plan.choices:
         yield from choices_table(plan.choices, load, plan.slos).markdown()
 
 

@@ -54,6 +54,7 @@ class Plan:
         choices: for a load: the cheapest that meets its bounds first.
         load: the load, if one was asked for.
         slos: its bounds.
+        why_none: why there is no choice, though some device holds the load.
     """
 
     spec: ModelSpec
@@ -65,13 +66,14 @@ class Plan:
     choices: tuple[CapacityOption, ...] = ()
     load: OfferedLoad | None = None
     slos: tuple[Slo, ...] = ()
+    why_none: str = ""
 
     @property
     def answer(self) -> str:
         """The sentence that answers."""
         if self.load is None:
             return sentence(self.best)
-        return verdict(self.choices, self.load, self.slos)
+        return self.why_none or verdict(self.choices, self.load, self.slos)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON document: bytes, and what is read by programs."""
@@ -168,11 +170,11 @@ def plan_for(
     taken_for += [*clients, *([cut] if cut else [])]
     assumptions = [*taken_for, *_assumptions(spec, flags, best)]
     warnings = [*left_out, *_warnings(spec, best)]
-    choices: tuple[CapacityOption, ...] = ()
+    choices, why_none = tuple[CapacityOption, ...](), ""
     if load is not None and load_flags is not None:
         day = today or date.today()
         chosen = search(spec, flags, load_flags, load, devices, day, report, check_cancel)
-        choices = chosen.choices
+        choices, why_none = chosen.choices, chosen.why_none
         best = choices[0].placement if choices else best
         assumptions = [*taken_for, *_assumptions(spec, flags, best), *chosen.notes]
         assumptions += _of_load(spec, flags, load_flags, load, choices)
@@ -187,6 +189,7 @@ def plan_for(
         choices=choices,
         load=load,
         slos=load_flags.slos() if load_flags is not None else (),
+        why_none=why_none,
     )
 
 

@@ -114,8 +114,15 @@ def test_names_that_mean_nothing_touch_nothing(model: str, stores: ModelStores) 
 
 
 def test_an_unknown_name_suggests_a_near_one(stores: ModelStores) -> None:
-    with pytest.raises(ValueError, match="'smolm2': did you mean 'smollm2'"):
+    near = "'smollm2' or 'smollm3' or 'smollm2:1.7b'"
+    with pytest.raises(ValueError, match=rf"'smolm2': did you mean {near}\?"):
         find("smolm2", stores)
+
+
+def test_a_name_that_is_near_one_of_those_here_suggests_it(stores: ModelStores) -> None:
+    write(stores.home / "models/o/my-own-model/m-Q8_0.gguf")
+    with pytest.raises(ValueError, match="did you mean 'o/my-own-model:Q8_0'"):
+        find("my own modl q8", stores)
 
 
 # --- what lies here already -----------------------------------------------------------------------

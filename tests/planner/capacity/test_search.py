@@ -274,14 +274,17 @@ def test_what_costs_more_than_is_allowed_is_said_with_the_least(tmp_path: Path) 
     least = planned(prices=str(own)).choices[0]
     none = planned(prices=str(own), max_usd_per_hour=0.001)
     assert none.choices == ()
-    (said,) = [one for one in none.warnings if "--max-usd-per-hour" in one]
-    assert said == (
+    assert none.answer == (
         "--max-usd-per-hour 0.001 leaves nothing: the cheapest that holds the load is "
         f"{least.num_devices} x l4 for {least.usd_per_hour:.3g} USD per hour"
     )
     allowed = planned(prices=str(own), max_usd_per_hour=least.usd_per_hour)
     assert allowed.choices[0].usd_per_hour == least.usd_per_hour
-    assert not [one for one in allowed.warnings if "--max-usd-per-hour" in one]
+    assert "--max-usd-per-hour" not in allowed.answer
+    assert "| choice |" not in "\n".join(as_markdown(none))  # no heads above nothing
+    own.write_text(f"{HEADER}h100-sxm,me,,on_demand,0.5,,a quote,high\n")
+    unpriced = planned(prices=str(own), on="l4", max_usd_per_hour=1.0)
+    assert "no dated price is known of what holds the load" in unpriced.answer
 
 
 def test_own_prices_are_used_and_a_damaged_line_is_named(tmp_path: Path) -> None:

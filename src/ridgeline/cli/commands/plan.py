@@ -173,6 +173,8 @@ def _show_choices(
 ) -> None:
     """Print the load, and a row for each of the best choices."""
     console.print(f"{_load_line(load)}\n")
+    if not choices:  # then the answer below says why
+        return
     is_wide = console.width >= _WIDE
     table = choices_table(choices[:_MOST_ROWS], load, slos, with_tokens=is_wide)
     num = len(table.heads)

@@ -171,8 +171,8 @@ def _with_layers_named(values: Mapping[str, Any]) -> Mapping[str, Any]:
     said = values.get("moe_layer_freq")
     if type(said) is not list or any(one not in (0, 1) for one in said):
         return values
-    kept = {key: value for key, value in values.items() if key != "moe_layer_freq"}
-    return {**kept, "mlp_layer_types": ["sparse" if one else "dense" for one in said]}
+    others = {key: value for key, value in values.items() if key != "moe_layer_freq"}
+    return {**others, "mlp_layer_types": ["sparse" if one else "dense" for one in said]}
 
 
 def _has_gates(values: Mapping[str, Any], name: str, where: str) -> bool:

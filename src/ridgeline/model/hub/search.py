@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 from ridgeline.model.hub.library import hub_names, library, parse_hub_name, tags_of
 from ridgeline.model.hub.local_models import ModelStores
 from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES, packaged
+
+_NEAREST = 3  # names beside one that is none
 
 
 class NotPulledError(ValueError):
@@ -92,15 +95,37 @@ def _of_hub(model: str, stores: ModelStores, budget_bytes: int) -> LocalModel | 
 def _no_such(model: str, stores: ModelStores) -> str:
     if model.startswith(("/", "./", "../")) or model.lower().endswith((".gguf", ".safetensors")):
         return f"there is no model {model!r}: no such file or directory"
-    ollama = (place.name.removeprefix("ollama:") for place in stores.of_ollama())
-    of_library = dict.fromkeys(row.name for row in library())
-    names = {name.lower(): name for name in (*of_library, *ALIASES, *SHORT_NAMES, *ollama)}
-    near = difflib.get_close_matches(model.lower(), names, n=1)
-    hint = f"did you mean {names[near[0]]!r}? " if near else ""
-    if tags := tags_of(model):
+    near, tags = _nearest(model, stores), tags_of(model)
+    if tags:  # then it is the size that does not exist
+        name = model.partition(":")[0]
+        near = [other for other in near if other.partition(":")[0] == name]
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    if tags:
         hint += f"its sizes are {', '.join(tags)}. "
     return (
         f"there is no model {model!r}: {hint}give a short name ({', '.join(SHORT_NAMES)}), a name "
         f"of Ollama's library such as llama3.2, a .gguf file, a directory, or a name of the hub, "
         f"owner/name or owner/name:Q4_K_M"
     )
+
+
+def _nearest(model: str, stores: ModelStores) -> list[str]:
+    """Return the names that are written most like one, of models here and in Ollama's library.
+
+    Of one that is written so but for case, spaces and the like nothing else is returned.
+    """
+    here = (place.name.removeprefix("ollama:") for place in stores.all())
+    of_library = dict.fromkeys(row.name for row in library())
+    sizes = (f"{row.name}:{row.tag}" for row in library())
+    by_letters: dict[str, str] = {}
+    for name in (*ALIASES, *SHORT_NAMES, *here, *of_library, *sizes):
+        by_letters.setdefault(_letters(name), name)
+    wanted = _letters(model)
+    if wanted in by_letters:
+        return [by_letters[wanted]]
+    near = difflib.get_close_matches(wanted, by_letters, n=_NEAREST)
+    return [by_letters[letters] for letters in near]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -58,11 +58,12 @@ _TAIL = {"mean": 1.0, "p50": 1.0, "p90": 1.5, "p95": 1.8, "p99": 2.5}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SearchResult:
-    """The choices, the best first, and what was left out and why."""
+    """The choices, the best first, and what was left out and why; if it was all, the reason."""
 
     choices: tuple[CapacityOption, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    why_none: str = ""
 
 
 def search(
@@ -91,11 +92,11 @@ def search(
         choices.append(choice)
     report(_MOST_SIMULATED, _MOST_SIMULATED)
     choices.sort(key=_order)
-    if most_usd is not None:
+    why_none = ""
+    if most_usd is not None and choices:
         priced = [(c, c.usd_per_hour) for c in choices if c.usd_per_hour is not None]
         choices = [choice for choice, usd in priced if usd <= most_usd]
-        if priced and not choices:
-            warnings.append(_too_dear(*priced[0], most_usd))
+        why_none = "" if choices else _too_dear(priced, most_usd)
     if load_flags.spot:
         choices = [
             with_spot(c, load, load_flags, today, i < SHOWN, check_cancel)
@@ -104,7 +105,7 @@ def search(
     frontier = with_frontier(choices)
     choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
     notes = dict.fromkeys(choice.latency_model.note for choice in choices[:1])
-    return SearchResult(tuple(choices), tuple(dict.fromkeys(warnings)), tuple(notes))
+    return SearchResult(tuple(choices), tuple(dict.fromkeys(warnings)), tuple(notes), why_none)
 
 
 def _candidates(
@@ -238,14 +239,18 @@ def _cost(
     return not does, False, usd
 
 
-def _too_dear(best: CapacityOption, usd: float, most_usd: float) -> str:
-    """Return what the best choice costs, where all cost more than is allowed."""
+def _too_dear(priced: Sequence[tuple[CapacityOption, float]], most_usd: float) -> str:
+    """Return what the best of the choices costs, where all cost more than is allowed."""
+    nothing = f"--max-usd-per-hour {most_usd:g} leaves nothing"
+    if not priced:
+        return f"{nothing}: no dated price is known of what holds the load; --prices FILE gives one"
+    best, usd = priced[0]
     holds = (
         "holds the load" if best.meets_slo else "comes nearest, though it does not hold the load"
     )
     return (
-        f"--max-usd-per-hour {most_usd:g} leaves nothing: the cheapest that {holds} is "
-        f"{best.num_devices} x {best.placement.device.id} for {figure(usd)} USD per hour"
+        f"{nothing}: the cheapest that {holds} is {best.num_devices} x "
+        f"{best.placement.device.id} for {figure(usd)} USD per hour"
     )
 
 
