@@ -188,6 +188,15 @@ def test_a_price_without_a_date_is_used_from_the_users_own_file_alone(tmp_path: 
     assert [price.usd_per_hour for price in found] == [0.5]
 
 
+def test_what_can_be_rented_has_a_dated_price_but_for_these() -> None:
+    """No dated price of them was found that can be looked up; none is made up."""
+    rented = [device for device in devices().values() if device.is_rented and not device.parent]
+    assert {one.id for one in rented if not prices_of(one, "on_demand", TODAY)[0]} == {
+        "a30", "arc-b60", "gaudi2", "gaudi3", "gb300", "gh200", "mi355x", "rtxa6000",
+        "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x",
+    }  # fmt: skip
+
+
 def test_no_price_is_none_and_never_zero() -> None:
     (gb300,) = find_devices("gb300").devices
     assert prices_of(gb300, "on_demand", TODAY) == ([], [])

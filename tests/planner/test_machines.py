@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import date
 
@@ -9,6 +10,8 @@ import pytest
 
 from ridgeline.model.cost.hardware import parse_machines
 from ridgeline.planner import catalogue, plan
+from ridgeline.planner.capacity.option import availability, replicas_for, up_share
+from ridgeline.planner.capacity.report import name_of
 from ridgeline.planner.catalogue import devices, find_devices, machines, prices_of, spot_terms
 from tests.model.cost.published_configs import PUBLISHED
 
@@ -69,6 +72,46 @@ def test_a_machine_is_paid_whole_and_shared_by_replicas() -> None:
     assert prices_of(alone, "on_demand", TODAY)[0][0].of(2, alone) == pytest.approx(2 * 2.29)
 
 
+def test_replicas_that_do_not_fill_a_machine_stand_in_no_two_of_them() -> None:
+    (eight,), _ = find_devices("p5.48xlarge")
+    (price,), _ = prices_of(eight, "on_demand", TODAY)
+    of_3 = [price.of(3 * replicas, eight, 3) / price.usd_per_hour for replicas in (1, 2, 3, 5)]
+    assert of_3 == [1, 1, 2, 3]  # two replicas of three in each, and two devices idle
+    assert price.of(2 * 16, eight, 16) == 4 * price.usd_per_hour  # each of two machines
+
+
+def test_several_machines_are_bought_whole_and_named_so() -> None:
+    load = {"request_rate": 200.0, "prompt_tokens": 1000, "new_tokens": 300}
+    found = plan(LLAMA, on="a3-highgpu-8g", spot=True, today=TODAY, **load)
+    assert len({choice.num_machines for choice in found.choices}) > 1
+    for choice in found.choices:
+        ranks = choice.placement.num_devices
+        needed = math.ceil(choice.replicas / (8 // ranks))
+        assert choice.num_machines == needed == choice.as_dict()["num_machines"]
+        assert choice.usd_per_hour == pytest.approx(needed * 88.49)
+        assert name_of(choice).startswith(f"{needed} x a3-highgpu-8g (")
+        if choice.spot is not None:
+            more = math.ceil(choice.spot.replicas / (8 // ranks))
+            assert choice.spot.usd_per_hour == pytest.approx(more * 52.56)
+    said = next(note for note in found.assumptions if note.startswith("--on a3-highgpu-8g"))
+    assert "of GCP in us-central1" in said
+    assert "88.49 USD per hour, 52.56 as a spot machine on 2026-09-27" in said
+
+
+def test_what_stands_in_one_machine_goes_with_it() -> None:
+    """Of four replicas of two devices in one machine none is there when it goes."""
+    load = {"request_rate": 60.0, "prompt_tokens": 1000, "new_tokens": 300, "replicas": "5"}
+    wishes = load | {"tensor_parallel_size": "2", "evictions_per_hour": 2.0, "spot": True}
+    (choice,) = plan(LLAMA, on="a3-highgpu-8g", today=TODAY, **wishes).choices
+    spot = choice.spot
+    assert spot is not None
+    up = up_share(2.0, 0.0, spot.start_s)
+    num_machines = replicas_for(2, up)  # two hold five replicas
+    assert spot.availability == availability(2, num_machines, up) < 1
+    assert spot.replicas == 5 + 4 * (num_machines - 2) > 5
+    assert spot.provider == "GCP"
+
+
 def test_a_machine_without_a_price_has_none_and_says_so() -> None:
     (four,), (note,) = find_devices("g2-standard-48")
     assert prices_of(four, "on_demand", TODAY) == ([], [])  # not that of four L4s elsewhere
@@ -94,7 +137,7 @@ def test_every_machine_is_of_a_known_device_and_no_price_lacks_its_date() -> Non
         assert machine.num > 0, machine.name
         assert machine.confidence in ("high", "medium", "low"), machine.name
         if machine.usd_per_hour:
-            assert date(2026, 1, 1) <= date.fromisoformat(machine.date) <= TODAY, machine.name
+            assert date(2025, 11, 1) <= date.fromisoformat(machine.date) <= TODAY, machine.name
         else:
             assert not machine.date, machine.name
     with pytest.raises(ValueError, match=r"vms\.csv, line 2"):

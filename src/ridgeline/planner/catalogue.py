@@ -164,11 +164,11 @@ def _series(name: str) -> tuple[str, ...]:
 def _rented(typed: str, machine: CloudMachine) -> str:
     where = f" in {machine.region}" if machine.region else ""
     usd = machine.usd_per_hour.get("on_demand")
-    cost = (
-        f"{usd:g} USD per hour on {machine.date} ({machine.source})"
-        if usd is not None
-        else "no dated price of it is known"
-    )
+    spot = machine.usd_per_hour.get("spot")
+    cost = "no dated price of it is known"
+    if usd is not None:
+        of_spot = "" if spot is None else f", {spot:g} as a spot machine"
+        cost = f"{usd:g} USD per hour{of_spot} on {machine.date} ({machine.source})"
     return (
         f"--on {typed}: {machine.name} of {machine.provider}{where} has {machine.num} x "
         f"{machine.device}, and is paid whole: {cost}"
@@ -317,6 +317,12 @@ def spot_terms(provider: str, device: Device) -> SpotTerms:
     terms = _spot_terms().get(machine.provider.lower(), SpotTerms())
     often = machine.evictions_per_hour
     return terms if often is None else replace(terms, evictions_per_hour=often)
+
+
+def provider_of(device: Device) -> str:
+    """Return whose machine a device is in; empty where it is rented by itself."""
+    machine = machines().get(device.machine)
+    return "" if machine is None else machine.provider
 
 
 @cache

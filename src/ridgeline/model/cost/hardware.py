@@ -91,6 +91,15 @@ class Device:
     label_bytes: int = 0
     machine: str = ""
 
+    def num_wholes(self, num: int, ranks: int = 1) -> int:
+        """Return how many cards or machines hold ``num`` devices, ``ranks`` of them a replica.
+
+        A replica stands in one of them, if that has as many.
+        """
+        if ranks > self.per_card:
+            return num // ranks * -(-ranks // self.per_card)
+        return -(-num // (self.per_card // ranks * ranks))
+
     @property
     def has_slots(self) -> bool:
         """Whether its memory is put into slots, so that it may have any size."""
@@ -133,10 +142,13 @@ class Price:
     source: str
     confidence: str
 
-    def of(self, num: int, device: Device) -> float:
-        """Return the cost of an hour of ``num`` devices; what shares a card or machine is one."""
+    def of(self, num: int, device: Device, ranks: int = 1) -> float:
+        """Return the cost of an hour of ``num`` devices, ``ranks`` of them a replica.
+
+        What shares a card or machine is paid once.
+        """
         is_shared = self.device in (device.parent, device.machine)
-        return self.usd_per_hour * (-(-num // device.per_card) if is_shared else num)
+        return self.usd_per_hour * (device.num_wholes(num, ranks) if is_shared else num)
 
 
 @dataclass(frozen=True, slots=True)

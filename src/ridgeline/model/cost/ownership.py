@@ -105,7 +105,7 @@ class Owned:
             spread_usd_per_hour=usd / hours,
         )
 
-    def of(self, num: int, device: Device) -> float:
-        """Return what an hour of work of ``num`` devices costs."""
+    def of(self, num: int, device: Device, ranks: int = 1) -> float:
+        """Return what an hour of work of ``num`` devices costs, of its own ranks each replica."""
         bill = self.bill(num)
         return bill.power_usd_per_hour + bill.spread_usd_per_hour

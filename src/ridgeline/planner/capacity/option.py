@@ -20,7 +20,7 @@ from ridgeline.model.cost.hardware import Price
 from ridgeline.model.cost.ownership import Bill, Owned
 from ridgeline.planner.capacity.latency_model import LatencyModel, knee, queue_s
 from ridgeline.planner.capacity.load import PERCENTILES, LoadFlags, OfferedLoad, Slo
-from ridgeline.planner.catalogue import prices_of, spot_terms
+from ridgeline.planner.catalogue import prices_of, provider_of, spot_terms
 from ridgeline.planner.memory.placement import Placement
 
 MOST_BUSY = 0.85  # of the knee: above it a time to the first token means nothing
@@ -140,6 +140,14 @@ class CapacityOption:
         return self.replicas * self.placement.num_devices
 
     @property
+    def num_machines(self) -> int | None:
+        """Machines of a cloud that are rented whole; None where devices are rented."""
+        placement = self.placement
+        if not placement.device.machine:
+            return None
+        return placement.device.num_wholes(self.num_devices, placement.num_devices)
+
+    @property
     def goodput_per_s(self) -> float:
         """Requests per second within every bound."""
         return self.rate_per_s * self.latencies.good_share if self.latencies is not None else 0.0
@@ -204,6 +212,7 @@ class CapacityOption:
             "tp": memory.tp,
             "pp": memory.pp,
             "num_devices": self.num_devices,
+            "num_machines": self.num_machines,
             "dtype": self.placement.storage.name,
             "engine": memory.engine.name,
             "meets_slo": self.meets_slo,
@@ -329,8 +338,8 @@ class Candidate:
 
     def usd_per_hour(self, replicas: int) -> float | None:
         """Return what this number of replicas costs to rent or to own; None without a price."""
-        num = replicas * self.placement.num_devices
-        return None if self.price is None else self.price.of(num, self.placement.device)
+        ranks, device = self.placement.num_devices, self.placement.device
+        return None if self.price is None else self.price.of(replicas * ranks, device, ranks)
 
     @property
     def times(self) -> TimeModel:
@@ -425,28 +434,33 @@ def with_spot(
     placement = choice.placement
     own = Path(load_flags.prices) if load_flags.prices is not None else None
     prices, _ = prices_of(placement.device, "spot", today, own)
-    provider = prices[0].provider if prices else ""
+    provider = prices[0].provider if prices else provider_of(placement.device)
     terms = spot_terms(provider, placement.device)
     per_hour = load_flags.evictions_per_hour or terms.evictions_per_hour or EVICTIONS_PER_HOUR
     notice_s = terms.notice_s if load_flags.notice is None else load_flags.notice
     notice_s = NOTICE_S if notice_s is None else notice_s
     start_s = start_seconds(placement.ledger.weights_bytes * placement.memory.pp)
-    # A replica goes when any of its devices does; those of a machine go with it.
-    num_taken = 1 if placement.device.machine else placement.num_devices
+    # A replica goes when any of its devices does; those of a machine go with it, as do the others.
+    ranks, together, num_taken = placement.num_devices, 1, placement.num_devices
+    if placement.device.machine:
+        num_taken = placement.device.num_wholes(ranks, ranks)
+        together = max(1, placement.device.per_card // ranks)
     up = up_share(per_hour * num_taken, 0.0, start_s)
-    num = replicas_for(choice.replicas, up)
+    needed = math.ceil(choice.replicas / together)
+    num_units = replicas_for(needed, up)
+    num = choice.replicas + (num_units - needed) * together
     loss = EvictionLoss()
     if is_near and load.rate_per_s is not None:
-        loss = _simulated(choice, load, load_flags, num, per_hour, notice_s, start_s, check_cancel)
-    devices = num * placement.num_devices
+        often = per_hour * num_taken
+        loss = _simulated(choice, load, load_flags, num, often, notice_s, start_s, check_cancel)
     return replace(
         choice,
         spot=Spot(
             replicas=num,
             needed=choice.replicas,
-            availability=availability(choice.replicas, num, up),
+            availability=availability(needed, num_units, up),
             provider=provider,
-            usd_per_hour=prices[0].of(devices, placement.device) if prices else None,
+            usd_per_hour=prices[0].of(num * ranks, placement.device, ranks) if prices else None,
             usd_per_hour_on_demand=choice.usd_per_hour,
             evictions_per_hour=per_hour,
             notice_s=notice_s,
@@ -460,7 +474,7 @@ def _simulated(
     choice: CapacityOption, load: OfferedLoad, load_flags: LoadFlags, num: int, per_hour: float,
     notice_s: float, start_s: float, check_cancel: CancelCheck,
 ) -> EvictionLoss:  # fmt: skip
-    """Return what one eviction spoils, of ``num`` replicas."""
+    """Return what one eviction spoils, of ``num`` replicas that each go ``per_hour`` times."""
     candidate = Candidate(choice.placement, choice.latency_model, None, load, check_cancel)
     some = min(num, 4)  # whether others are beside those does not change what one loses
     part = load.share(1, 120 * some, is_read=candidate.is_ours)
@@ -473,7 +487,7 @@ def _simulated(
         latencies_of(ended, load_flags.slos(), candidate.begin_s(1)).good_share
         for ended in (serve_fleet(*args, router=least_work()), drained.ended)
     ]
-    all_per_hour = per_hour * choice.placement.num_devices * num
+    all_per_hour = per_hour * num
     rate_per_s = load.rate_per_s or 0.0
     return EvictionLoss(
         tokens_again=drained.tokens_again,

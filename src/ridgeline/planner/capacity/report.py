@@ -92,12 +92,17 @@ def _nearest(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequenc
     best = min(options, key=lambda c: c.latencies.excess(slos) if c.latencies is not None else 0.0)
     latencies = best.latencies
     bounds = "; ".join(_bound(best, slo) for slo in slos if latencies and latencies.over(slo) > 1)
-    verb = "are" if best.num_devices > 1 else "is"
+    verb = "are" if _num_things(best) > 1 else "is"
     return f"nothing here meets it: the nearest {verb} {name_of(best)}{_for(best)}, with {bounds}"
 
 
 def _verb(choice: CapacityOption) -> str:
-    return "hold" if choice.num_devices > 1 else "holds"
+    return "hold" if _num_things(choice) > 1 else "holds"
+
+
+def _num_things(choice: CapacityOption) -> int:
+    """Return how many devices are rented or bought, or machines where those are rented whole."""
+    return choice.num_devices if choice.num_machines is None else choice.num_machines
 
 
 def per_second(rate_per_s: float) -> str:
@@ -125,10 +130,10 @@ def span_ms(choice: CapacityOption, metric: str, percentile: str) -> str:
 
 
 def name_of(choice: CapacityOption) -> str:
-    """Return "2 x l4", with what divides the model."""
-    memory, count = choice.placement.memory, choice.num_devices
-    name = f"{count} x {choice.placement.device.id}"
-    if choice.placement.num_devices == 1:
+    """Return "2 x l4", with what divides the model; of machines "1 x p5.48xlarge (8 replicas)"."""
+    memory, device = choice.placement.memory, choice.placement.device
+    name = f"{_num_things(choice)} x {device.machine or device.id}"
+    if choice.placement.num_devices == 1 and (not device.machine or choice.replicas == 1):
         return name
     ways = [f"tp {memory.tp}"] if memory.tp > 1 else []
     ways += [f"pp {memory.pp}"] if memory.pp > 1 else []

@@ -40,6 +40,7 @@ from ridgeline.planner.capacity.option import (
     with_frontier,
     with_spot,
 )
+from ridgeline.planner.capacity.report import name_of
 from ridgeline.planner.catalogue import HERE, offers, prices_of
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec
@@ -248,10 +249,7 @@ def _too_dear(priced: Sequence[tuple[CapacityOption, float]], most_usd: float) -
     holds = (
         "holds the load" if best.meets_slo else "comes nearest, though it does not hold the load"
     )
-    return (
-        f"{nothing}: the cheapest that {holds} is {best.num_devices} x "
-        f"{best.placement.device.id} for {figure(usd)} USD per hour"
-    )
+    return f"{nothing}: the cheapest that {holds} is {name_of(best)} for {figure(usd)} USD per hour"
 
 
 def _order(choice: CapacityOption) -> tuple[bool, bool, float, float]:
