@@ -16,10 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from ridgeline.model.files.families import architecture, model_from_config
+from ridgeline.model.files.families import (
+    BESIDE,
+    architecture,
+    model_from_config,
+    with_quantization,
+)
 from ridgeline.model.files.folder import MAX_JSON_BYTES, Folder, parse_object
 from ridgeline.model.files.identity.digests import FileDigests
-from ridgeline.model.files.quantized import BESIDE, read_quantized, with_quantization
+from ridgeline.model.files.quantized import read_quantized
 from ridgeline.model.files.sentence_transformers import DenseStep, check_dense, steps_of
 from ridgeline.model.files.tensors import (
     Checkpoint,

@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.error import HTTPError
 
+from ridgeline.model.files.families import BESIDE
 from ridgeline.model.files.gguf.file import read_gguf
-from ridgeline.model.files.quantized import BESIDE
 from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.model.hub.fetch.download import WAY_OUT
 from ridgeline.model.hub.fetch.index import IndexSource

@@ -23,9 +23,14 @@ from ridgeline.model.cost.shapes import GROUPS, ModelShape
 from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.counting import shape_of_config, shape_of_gguf
-from ridgeline.model.files.families import GGUF_FAMILIES, arch_from_config, without_quantization
+from ridgeline.model.files.families import (
+    BESIDE,
+    GGUF_FAMILIES,
+    arch_from_config,
+    with_quantization,
+    without_quantization,
+)
 from ridgeline.model.files.gguf.parts import read_gguf_parts
-from ridgeline.model.files.quantized import BESIDE, with_quantization
 from ridgeline.model.files.summary import summarise
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor, refuse_pointer
 from ridgeline.model.hub.library import hub_names

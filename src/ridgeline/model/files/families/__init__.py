@@ -48,6 +48,7 @@ from ridgeline.model.files.tensors import Tensor, same_bytes
 from ridgeline.model.shape.model import ModelArch
 
 __all__ = [
+    "BESIDE",
     "GGUF_FAMILIES",
     "HF_FAMILIES",
     "ONLY",
@@ -63,10 +64,12 @@ __all__ = [
     "in_usual_names",
     "model_from_config",
     "model_from_gguf",
+    "with_quantization",
     "without_quantization",
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+BESIDE = "hf_quant_config.json"  # where ModelOpt says what others say in config.json
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
@@ -232,6 +235,27 @@ def _text_half(values: Mapping[str, Any], where: str, note: Note) -> dict[str, A
     defaults = TABLES.text_defaults.get(str(of_text.get("model_type")), {})
     named = {"architectures": [architecture(values)]}
     return {**defaults, **of_all, **of_text, **named}
+
+
+def with_quantization(
+    config: Mapping[str, Any], beside: Mapping[str, Any] | None, where: str
+) -> dict[str, Any]:
+    """Return a config with what the file ``BESIDE`` it says; its own word comes first.
+
+    Raises ModelFileError for a file that does not say what is expected.
+    """
+    text = config.get("text_config")
+    has_own = config.get("quantization_config") or (
+        type(text) is dict and text.get("quantization_config")
+    )
+    if beside is None or has_own:
+        return dict(config)
+    said = beside.get("quantization")
+    if type(said) is not dict:
+        ConfigReader(beside, f"{where}: {BESIDE}").fail(f"quantization is {said!r}, not an object")
+    if said.get("quant_algo") is None:  # then no more than a cache is quantised
+        return dict(config)
+    return {**config, "quantization_config": {"quant_method": "modelopt", **said}}
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:

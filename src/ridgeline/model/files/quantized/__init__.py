@@ -28,7 +28,6 @@ _METHODS: Mapping[str, Callable[[ConfigReader], Method]] = {
     "mxfp4": floats.mxfp4,
 }
 _FLOATS = ("F32", "F16", "BF16")
-BESIDE = "hf_quant_config.json"  # where ModelOpt says what others say in config.json
 _ELSEWHERE = (
     "take the model's GGUF file, its unquantised safetensors, or one of GPTQ, AWQ, "
     "compressed-tensors, FP8, bitsandbytes (NF4, int8) or HQQ"
@@ -67,27 +66,6 @@ class Quantized(NamedTuple):
     tensors: dict[str, Tensor]
     description: str
     spare: frozenset[str]
-
-
-def with_quantization(
-    config: Mapping[str, Any], beside: Mapping[str, Any] | None, where: str
-) -> dict[str, Any]:
-    """Return a config with what the file ``BESIDE`` it says; its own word comes first.
-
-    Raises ModelFileError for a file that does not say what is expected.
-    """
-    text = config.get("text_config")
-    has_own = config.get("quantization_config") or (
-        type(text) is dict and text.get("quantization_config")
-    )
-    if beside is None or has_own:
-        return dict(config)
-    said = beside.get("quantization")
-    if type(said) is not dict:
-        ConfigReader(beside, f"{where}: {BESIDE}").fail(f"quantization is {said!r}, not an object")
-    if said.get("quant_algo") is None:  # then no more than a cache is quantised
-        return dict(config)
-    return {**config, "quantization_config": {"quant_method": "modelopt", **said}}
 
 
 def read_quantized(config: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> Quantized:
