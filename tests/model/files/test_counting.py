@@ -96,6 +96,8 @@ def test_layers_that_guess_tokens_ahead_are_counted_from_both() -> None:
         ("nemotron-3-super-120b-a12b", 120.6, 12.7),
         ("nemotron-3-ultra-550b-a55b", 550, 55),
         ("qwen3-coder-480b-a35b", 480.2, 35.5),
+        ("llama-3.3-nemotron-super-49b", 49.87, 49.87),
+        ("mimo-v2-flash", 309, 15),
         ("mimo-7b", 7.6, 7.6),  # without what guesses tokens ahead
     ],
 )
@@ -124,6 +126,47 @@ def test_experts_of_latents_compute_in_their_own_width() -> None:
     assert set(of_mlp) <= set(shape.mtp)  # a layer that guesses ahead has the same
     with pytest.raises(ModelFileError, match="moe_latent_size"):
         arch_from_config(values, {}, "x")
+
+
+def test_layers_of_unlike_sizes_are_counted_each_by_itself() -> None:
+    values = PLANNED["llama-3.3-nemotron-super-49b"]["config"]
+    shape = shape_of_config(values)
+    blocks = values["block_configs"]
+    for layer, block in zip(shape.layers, blocks, strict=True):
+        has_attention = not block["attention"].get("no_op")
+        assert any(one.name == "self_attn.o_proj" for one in layer.matrices) == has_attention
+        assert layer.cache.values_per_token() == has_attention * 2 * 8 * 128
+    sizes = {one.name: (one.rows, one.columns) for one in shape.layers[0].matrices}
+    assert sizes["mlp.down_proj"] == (8192, 14336)  # 2/3 of 2.625 of 8,192
+    other = [blocks[0] | {"attention": {"replace_with_linear": True}}, *blocks[1:]]
+    for damaged, said in (
+        (blocks[1:], "must say the sizes of each"),
+        ([{}, *blocks[1:]], "a block without attention"),
+        (other, "replace_with_linear is True, which is not counted"),
+    ):
+        with pytest.raises(ModelFileError, match=said):
+            shape_of_config(values | {"block_configs": damaged})
+
+
+def test_layers_with_windows_may_have_other_heads() -> None:
+    values = PLANNED["mimo-v2-flash"]["config"]
+    shape = shape_of_config(values)
+    full, windowed = shape.layers[5], shape.layers[6]
+    assert full.cache.values_per_token() == 4 * (192 + 128)
+    assert windowed.cache.values_per_token() == 8 * (192 + 128)
+    assert (full.cache.window, windowed.cache.window) == (None, 128)
+    sizes = {one.name: (one.rows, one.columns) for one in windowed.matrices}
+    assert sizes["self_attn.q_proj"] == (64 * 192, 4096)
+    assert sizes["self_attn.v_proj"] == (8 * 128, 4096)
+    assert sizes["self_attn.o_proj"] == (4096, 64 * 128)
+    assert "self_attn.sinks" in sizes
+    assert "self_attn.sinks" not in str(full.matrices)
+    for change, said in (
+        ({"hybrid_layer_pattern": [0]}, "hybrid_layer_pattern must say"),
+        ({"swa_num_attention_heads": 32}, "is not num_attention_heads"),
+    ):
+        with pytest.raises(ModelFileError, match=said):
+            shape_of_config(values | change)
 
 
 @pytest.mark.parametrize("name", NO_LLAMAS)

@@ -11,11 +11,11 @@ import re
 import reprlib
 from collections.abc import Mapping, Set
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import Any
 
 from ridgeline.model.cost.layers import shape_of_arch
-from ridgeline.model.cost.shapes import LayerShape, Matrix, ModelShape
+from ridgeline.model.cost.shapes import LayerCache, LayerShape, Matrix, ModelShape
 from ridgeline.model.files.config import ConfigReader
 from ridgeline.model.files.families import arch_of, in_usual_names
 from ridgeline.model.files.families.family import Family
@@ -60,6 +60,9 @@ _OF_CHOICE = ("ffn.num_groups", "ffn.groups_met", "scales.ffn")
 _GATES = "gated_mlp"  # our own key, for families without a row
 _OF_LATENT_EXPERTS = "moe_latent_size"  # of families whose experts compute in that width
 _OF_BLOCKS = "sparse_attention_config"  # of families whose attention reads chosen blocks
+_OF_UNLIKE = "block_configs"  # of families whose layers say their sizes each by itself
+_OF_WINDOWS = "swa_num_key_value_heads"  # of families whose layers with windows have other heads
+_MULTIPLE = 256  # to which widths of MLPs are rounded where they are given as a factor
 _OF_INDEXER = "index_topk"  # of families whose attention reads this number of tokens
 _SIZES_OF_SOME = {"decoder_sparse_step", *ONLY}  # which the engine reads of some families alone
 # What is read of rope alone: whatever it says, no size depends on it.
@@ -168,6 +171,9 @@ def _config_to_count(
 
 def _with_layers_named(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a config that names its dense layers, where it has 0 for them and 1 for the others."""
+    if values.get(_OF_UNLIKE):  # each says its own sizes, which are counted behind
+        heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
+        return {**values, "num_key_value_heads": heads, "intermediate_size": hidden}
     said = values.get("moe_layer_freq")
     if type(said) is not list or any(one not in (0, 1) for one in said):
         return values
@@ -211,10 +217,102 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
         shape = _with_indexer(shape, config)
     if _OF_BLOCKS in family.ignored_keys:
         shape = _with_index_branch(shape, config)
+    if _OF_UNLIKE in family.ignored_keys:
+        shape = _with_unlike_layers(shape, config)
+    if _OF_WINDOWS in family.ignored_keys:
+        shape = _with_heads_of_windows(shape, config)
     if _OF_LATENT_EXPERTS in family.ignored_keys:
         shape = _with_latent_experts(shape, config.integer(_OF_LATENT_EXPERTS))
     _refuse_other_sizes(config, family, HARMLESS - _SIZES_OF_SOME)
     return shape
+
+
+def _with_unlike_layers(shape: ModelShape, config: ConfigReader) -> ModelShape:
+    """Return a model each of whose layers says its own sizes, or that a half of it is left out.
+
+    Raises ModelFileError for a layer whose half is another than that of a Llama.
+    """
+    blocks = config.get(_OF_UNLIKE)
+    if type(blocks) is not list or len(blocks) != len(shape.layers):
+        config.fail(f"{_OF_UNLIKE} must say the sizes of each of the layers")
+    layers = tuple(map(_of_block, shape.layers, repeat(shape), blocks, repeat(config.where)))
+    kv_heads = max(layer.cache.num_heads for layer in layers)
+    return replace(shape, layers=layers, num_kv_heads=kv_heads)
+
+
+def _of_block(layer: LayerShape, shape: ModelShape, block: Any, where: str) -> LayerShape:
+    """Return a layer with the sizes of a block of NVIDIA's searches for architectures."""
+    halves = [block.get(key) if type(block) is dict else None for key in ("attention", "ffn")]
+    if not all(type(half) is dict for half in halves):
+        ConfigReader({}, where).fail(f"{_OF_UNLIKE} names a block without attention and ffn")
+    attention, ffn = (ConfigReader(half, f"{where}: {_OF_UNLIKE}") for half in halves if half)
+    for half in (attention, ffn):
+        if half.get("no_op"):
+            continue
+        for key in ("replace_with_linear", "sparsify", "num_sink_tokens", "window_length"):
+            if half.get(key):
+                half.fail(f"{key} is {half.get(key)!r}, which is not counted")
+    matrices = {matrix.name: matrix for matrix in layer.matrices}
+    cache = replace(layer.cache, values_per_head=0)
+    head_dim, values = layer.cache.values_per_head // 2, 0
+    if attention.get("no_op"):
+        matrices = {n: m for n, m in matrices.items() if not n.startswith(("self_attn", "input_"))}
+    else:
+        kv_heads = shape.num_heads // attention.integer("n_heads_in_group", low=1)
+        cache = replace(layer.cache, num_heads=kv_heads)
+        values = 2 * (shape.num_heads + kv_heads) * head_dim
+        for name in ("self_attn.k_proj", "self_attn.v_proj"):
+            matrices[name] = replace(matrices[name], rows=kv_heads * head_dim, ways=kv_heads)
+    size = 0
+    if ffn.get("no_op"):
+        matrices = {n: m for n, m in matrices.items() if not n.startswith(("mlp", "post_"))}
+    else:
+        size = int(2 * ffn.number("ffn_mult") * shape.hidden_size / 3)
+        size = -(-size // _MULTIPLE) * _MULTIPLE
+        for name in ("mlp.gate_proj", "mlp.up_proj"):
+            matrices[name] = replace(matrices[name], rows=size, ways=size)
+        matrices["mlp.down_proj"] = replace(matrices["mlp.down_proj"], columns=size, ways=size)
+    kind = "gqa" if values else "MLP alone"
+    return LayerShape(kind, tuple(matrices.values()), cache, values, 3 * size)
+
+
+def _with_heads_of_windows(shape: ModelShape, config: ConfigReader) -> ModelShape:
+    """Return a model whose layers with windows have other heads, and values other widths than keys.
+
+    Raises ModelFileError if it does not say which layers have windows.
+    """
+    windows = config.get("hybrid_layer_pattern")
+    if type(windows) is not list or len(windows) != len(shape.layers):
+        config.fail("hybrid_layer_pattern must say 0 or 1 for each of the layers")
+    heads, hidden = shape.num_heads, shape.hidden_size
+
+    def of_layer(layer: LayerShape, prefix: str) -> LayerShape:
+        kv_heads = config.integer(f"{prefix}num_key_value_heads", low=1)
+        dim = config.integer(f"{prefix}head_dim", low=1)
+        of_values = config.integer(f"{prefix}v_head_dim", low=1)
+        if config.integer(f"{prefix}num_attention_heads", low=1) != heads:
+            config.fail(f"{prefix}num_attention_heads is not num_attention_heads: not counted")
+        rows = {"q": heads * dim, "k": kv_heads * dim, "v": kv_heads * of_values}
+        matrices = [m for m in layer.matrices if not m.name.startswith("self_attn.")]
+        group = "attention"
+        for name, count in rows.items():
+            ways = heads if name == "q" else kv_heads
+            matrices.append(Matrix(f"self_attn.{name}_proj", group, count, hidden, ways))
+        matrices.append(Matrix("self_attn.o_proj", group, hidden, heads * of_values, heads))
+        kind = "swa" if prefix else "full"
+        window = config.integer("sliding_window", low=1) if prefix else None
+        if config.get(f"add_{kind}_attention_sink_bias"):
+            matrices.append(Matrix("self_attn.sinks", group, heads, ways=heads, linear=False))
+        seen = "sliding window" if prefix else "full attention"
+        cache = LayerCache(seen, dim + of_values, kv_heads, window)
+        values = sum(rows.values()) + heads * of_values
+        return replace(layer, matrices=tuple(matrices), cache=cache, attention_values=values)
+
+    layers = tuple(
+        of_layer(layer, "swa_" if has_window else "")
+        for layer, has_window in zip(shape.layers, windows, strict=True)
+    )
+    return replace(shape, layers=layers)
 
 
 def _with_indexer(shape: ModelShape, config: ConfigReader) -> ModelShape:

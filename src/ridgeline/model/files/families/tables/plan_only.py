@@ -35,8 +35,6 @@ NO_LLAMAS = {
     "deepseek_v4": "its layers keep tokens compressed, each by another ratio (compress_ratios)",
     "deepseek_ref": "its layers keep tokens compressed, each by another ratio (compress_ratios)",
     "kimi_linear": "most of its layers are linear attention with gates of their own",
-    "mimo_v2_flash": "its layers with windows have other heads, and values other widths than keys",
-    "nemotron-nas": "its layers have unlike sizes, and some no attention (block_configs)",
     "step3p7": "its config names no heads of its layers with windows, nor their gates",
 }
 HAS_GATES = dict.fromkeys(_GATED.split(), True) | dict.fromkeys(_UNGATED.split(), False)
@@ -79,6 +77,31 @@ ROWS = (
         hf="MiMoForCausalLM",
         runs=False,
         ignored_keys="attention_bias num_nextn_predict_layers",
+    ),
+    row(  # each of its layers says its own sizes (counting)
+        "nemotron-nas",
+        like="llama",
+        hf="DeciLMForCausalLM",
+        runs=False,
+        ignored_keys="block_configs",
+    ),
+    row(  # layers with windows have other heads (counting)
+        "mimo_v2_flash",
+        like="minimax_m2",
+        hf="MiMoV2FlashForCausalLM",
+        runs=False,
+        facts={
+            "mixer.qk_norm": None,
+            "ffn.num": integer("n_routed_experts"),
+            "ffn.size": integer("moe_intermediate_size"),
+            "dense.size": integer("intermediate_size"),
+        },
+        dense_layers="first_k_dense_replace",
+        refused_keys="-shared_intermediate_size",
+        ignored_keys="attention_chunk_size attention_value_scale hybrid_layer_pattern "
+        "sliding_window sliding_window_size swa_num_attention_heads swa_num_key_value_heads "
+        "swa_head_dim swa_v_head_dim swa_rope_theta v_head_dim",
+        required={"n_shared_experts": None, "use_qk_norm": None, "use_routing_bias": None},
     ),
     row(  # what chooses blocks of tokens is counted beside it (counting)
         "minimax_m3",
