@@ -212,7 +212,6 @@ class CapacityOption:
             "tp": memory.tp,
             "pp": memory.pp,
             "num_devices": self.num_devices,
-            "num_machines": self.num_machines,
             "dtype": self.placement.storage.name,
             "engine": memory.engine.name,
             "meets_slo": self.meets_slo,
@@ -236,6 +235,7 @@ class CapacityOption:
             "limited_by": self.limited_by,
             "source": self.latency_model.source,
             "simulated": self.latencies is not None and self.latencies.is_simulated,
+            "num_machines": self.num_machines,
         }
 
     def _purchase(self) -> dict[str, Any] | None:
