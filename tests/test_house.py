@@ -22,7 +22,7 @@ BOUNDS = {
     "arrows between rooms": 64,
     "files": 609,
     "files with one importer": 141,
-    "lines in the package": 116_700,
+    "lines in the package": 116_701,
     "parameters of the largest constructor": 8,
     "mentions of trust in the server": 56,
 }

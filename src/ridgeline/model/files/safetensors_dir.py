@@ -54,7 +54,8 @@ def load_directory(path: Path) -> Checkpoint:
     config = folder.json("config.json")
     if config is None:
         raise ModelFileError(f"{path}: no config.json, {_what_it_is(path)}")
-    config = with_quantization(config, folder.json(BESIDE), str(path))
+    if (beside := folder.json(BESIDE)) is not None:
+        config = with_quantization(config, beside, str(path))
     tokenizer = folder.find("tokenizer.json")
     if tokenizer is None:
         raise ModelFileError(

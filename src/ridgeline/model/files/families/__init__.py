@@ -238,7 +238,7 @@ def _text_half(values: Mapping[str, Any], where: str, note: Note) -> dict[str, A
 
 
 def with_quantization(
-    config: Mapping[str, Any], beside: Mapping[str, Any] | None, where: str
+    config: Mapping[str, Any], beside: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
     """Return a config with what the file ``BESIDE`` it says; its own word comes first.
 
@@ -248,7 +248,7 @@ def with_quantization(
     has_own = config.get("quantization_config") or (
         type(text) is dict and text.get("quantization_config")
     )
-    if beside is None or has_own:
+    if has_own:
         return dict(config)
     said = beside.get("quantization")
     if type(said) is not dict:
