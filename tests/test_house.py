@@ -20,9 +20,9 @@ BOUNDS = {
     "doors below a top": 0,
     "doors at the fullest top": 11,
     "arrows between rooms": 64,
-    "files": 609,
+    "files": 611,
     "files with one importer": 141,
-    "lines in the package": 116_701,
+    "lines in the package": 117_637,
     "parameters of the largest constructor": 8,
     "mentions of trust in the server": 56,
 }

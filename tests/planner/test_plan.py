@@ -58,7 +58,8 @@ def test_a_config_says_what_fits_on_a_device() -> None:
     found = plan(LLAMA, on="l4", concurrency=3)
     document = found.as_dict()
     assert list(document) == ["model", "answer", "memory", "devices", "time",
-                              "choices", "published", "assumptions", "warnings"]  # fmt: skip
+                              "choices", "offload", "published", "assumptions",
+                              "warnings"]  # fmt: skip
     assert document["model"]["num_params"] == 8030261248
     memory = document["memory"]
     assert memory["fits"] is True

@@ -59,6 +59,18 @@ def test_a_config_gets_the_plan_that_the_command_makes(served: Served, name: str
     assert found["answer"].startswith("fits on" if found["memory"]["fits"] else "does not fit on")
 
 
+def test_a_model_larger_than_the_card_is_planned_beside_ram(served: Served) -> None:
+    wishes = {"on": "rtx4090+rtx3090", "ram": "32GB", "dtype": "q4_k_m", "ram_bandwidth": 60.0}
+    found = ask(served, model=config("llama-3.1-70b"), **wishes)
+    assert found == plan(config("llama-3.1-70b"), **wishes).as_dict()
+    assert found["answer"].startswith("runs on one NVIDIA GeForce RTX 4090 and one")
+    devices = found["offload"]["devices"]
+    assert [one["device"] for one in devices] == ["rtx4090", "rtx3090", "ram"]
+    for one in devices:
+        assert one["total_bytes"] == sum(line["bytes"] for line in one["lines"])
+    assert ask(served, model=config("llama-3.1-8b"), on="l4")["offload"] is None
+
+
 def test_sizes_and_counts_may_be_numbers_or_text(served: Served) -> None:
     def asked(**wishes: Any) -> Any:
         return ask(served, model=config("llama-3.1-8b"), on="a100-80-sxm", **wishes)

@@ -52,6 +52,8 @@ _CORES = re.compile(r"\b(\d+)[- ]cores?\b")
 _AZURE_SIZE = re.compile(r"Standard_([A-Z]+)\d+[a-z]*(.*)")
 _OTHER_CARD = ("ti", "super")  # an RTX 2080 Ti is no RTX 2080
 _NEAREST = 3
+_TIMES = re.compile(r"\s*(\d{1,3})\s*x\s*(?=[a-z0-9])", re.IGNORECASE)  # 2x3090
+_MOST_CARDS = 16  # that llama.cpp divides a model over
 _SHOWN = 6  # other devices of a name
 _MOST_MEANT = 16  # a name of more is none: "rtx"
 _LEAST_LETTERS = 4  # of the beginning of a name
@@ -118,6 +120,41 @@ def find_devices(ids: str, own: Mapping[str, Device] = MappingProxyType({})) -> 
             chosen.append(matches[0])
             notes.append(_taken(typed, matches))
     return Chosen(list({device.id: device for device in chosen}.values()), notes)
+
+
+def find_machine(names: str, own: Mapping[str, Device] = MappingProxyType({})) -> Chosen:
+    """Return the devices of one machine, each as often as it is there: ``2x3090+cpu-9950x``.
+
+    ``here`` is this machine's processor and its cards.
+
+    Raises ValueError as ``find_devices`` does, for names of several devices, and for a machine that
+    no more is said of than its processors, or in which there are two of them.
+    """
+    chosen: list[Device] = []
+    notes: list[str] = []
+    for part in names.split("+"):
+        times = _TIMES.match(part)
+        name = part[times.end() :] if times else part
+        if not name.strip():
+            raise ValueError(f"--on {names}: a name is missing beside a +")
+        found = find_devices(name, own)
+        if name.strip().lower() == HERE:
+            each = [[one] * (one.max_ranks if one.kind == "gpu" else 1) for one in found.devices]
+            found = Chosen([one for alike in each for one in alike], found.notes)
+        elif len(found.devices) != 1:
+            raise ValueError(f"--on {names}: {name.strip()} is not one device: name those in it")
+        chosen += found.devices * (int(times[1]) if times else 1)
+        notes += found.notes
+    if odd := [one.id for one in chosen if one.kind not in ("gpu", "cpu") or one.is_sram]:
+        raise ValueError(f"--on {names}: {odd[0]} is not a card beside others: name cards")
+    if sum(one.kind == "cpu" for one in chosen) > 1:
+        raise ValueError(f"--on {names}: name one processor; of two --ram-bandwidth says the sum")
+    cards = sum(one.kind == "gpu" for one in chosen)
+    if cards == 0:
+        raise ValueError(f"--on {names}: there is no card: add one, such as 4090+cpu-9950x")
+    if cards > _MOST_CARDS:
+        raise ValueError(f"--on {names}: {cards} cards: llama.cpp takes up to {_MOST_CARDS}")
+    return Chosen(chosen, notes)
 
 
 def _called(name: str) -> list[Device]:

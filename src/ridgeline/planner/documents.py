@@ -11,7 +11,8 @@ from ridgeline.planner.capacity.option import CapacityOption
 from ridgeline.planner.capacity.report import bought_name, choices_svg, name_of, span_ms
 from ridgeline.planner.catalogue import devices, offers
 from ridgeline.planner.memory.pictures import memory_svg
-from ridgeline.planner.memory.placement import Placement, length, sentence
+from ridgeline.planner.memory.placement import Placement, length
+from ridgeline.planner.offload import Offload, layers_in_words
 from ridgeline.planner.plan import Plan
 from ridgeline.system import report
 from ridgeline.system.report import Cell, Row, Table, bold, figure, gb, gib
@@ -144,12 +145,17 @@ def as_markdown(plan: Plan) -> Iterator[str]:
 
 def _memory(plan: Plan) -> Iterator[str]:
     yield f"# Memory of {plan.spec.name}\n"
-    yield f"{model_line(plan)}. It {sentence(plan.best)}.\n"
-    if len(plan.placements) > 1:
-        yield from devices_table(plan.placements).markdown()
-        yield ""
-    heads = (f"on {plan.best.device.id}", "size", "how")
-    yield from Table(heads, ledger_rows(plan.best), "lrl").markdown()
+    yield f"{model_line(plan)}. It {plan.answer}.\n"
+    if not plan.asks_offload:
+        if len(plan.placements) > 1:
+            yield from devices_table(plan.placements).markdown()
+            yield ""
+        heads = (f"on {plan.best.device.id}", "size", "how")
+        yield from Table(heads, ledger_rows(plan.best), "lrl").markdown()
+    if plan.offload is not None:
+        yield f"\n## {offload_heading(plan.offload)}\n"
+        yield from offload_table(plan.offload).markdown()
+        yield f"\n    {plan.offload.command}"
     if plan.published is not None:
         yield f"\nA well-known formula says {plan.published.in_words}.\n"
         yield from (f"- {reason}" for reason in plan.published.why_wrong)
@@ -180,6 +186,25 @@ def ledger_rows(placement: Placement) -> list[Row]:
         (*bold("needs", gib(needed)), gb(needed)),
         (margin.name, gib(margin.num_bytes), "stays free"),
     ]
+
+
+def offload_heading(found: Offload) -> str:
+    """Return what its table is of: where the layers are."""
+    return f"Over cards and RAM, by llama.cpp: {layers_in_words(found.spread)}"
+
+
+def offload_table(found: Offload) -> Table:
+    """Return what is on each device of a machine, and how long a token takes there."""
+    rows: list[Row] = []
+    for one in found.held:
+        for number, line in enumerate(one.lines):
+            rows.append(
+                (one.device if number == 0 else "", line.name, gib(line.num_bytes), line.how)
+            )
+        of = "" if one.capacity_bytes is None else f" of {gib(one.capacity_bytes)}"
+        together = bold("together", gib(one.total_bytes))
+        rows.append(("", *together, f"{1e3 * one.token_s:.1f} ms a token{of}"))
+    return Table(("on", "what", "size", "how"), rows, "llrl")
 
 
 def model_line(plan: Plan) -> str:

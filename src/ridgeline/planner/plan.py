@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -27,13 +28,29 @@ from ridgeline.planner.capacity.option import (
 )
 from ridgeline.planner.capacity.report import verdict
 from ridgeline.planner.capacity.search import Report, search
-from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices, user_devices
+from ridgeline.planner.catalogue import (
+    ALL,
+    HERE,
+    SHOP,
+    cards_here,
+    find_devices,
+    find_machine,
+    user_devices,
+)
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import ASSUMED
 from ridgeline.planner.memory.model_spec import ModelSpec, adapter_room, read_model_spec
 from ridgeline.planner.memory.own_engine import OWN, computes_on, is_on_gpu
 from ridgeline.planner.memory.placement import Placement, cannot_compute, place, sentence
 from ridgeline.planner.memory.published_formula import Published, published_formula
+from ridgeline.planner.offload import (
+    Offload,
+    as_llamacpp_has_it,
+    can_offload,
+    host_of,
+    offload,
+    vllm_note,
+)
 from ridgeline.planner.single_device import able_devices, check_speeds
 from ridgeline.system.report import gib
 
@@ -55,6 +72,7 @@ class Plan:
         load: the load, if one was asked for.
         slos: its bounds.
         why_none: why there is no choice, though some device holds the load.
+        offload: where it is asked for, or nothing else fits: over cards, RAM and disk.
     """
 
     spec: ModelSpec
@@ -67,10 +85,22 @@ class Plan:
     load: OfferedLoad | None = None
     slos: tuple[Slo, ...] = ()
     why_none: str = ""
+    offload: Offload | None = None
+
+    @property
+    def asks_offload(self) -> bool:
+        """Whether the answer is of a model over the devices of a machine."""
+        return self.offload is not None and self.offload.is_asked
 
     @property
     def answer(self) -> str:
         """The sentence that answers."""
+        if self.load is None and self.offload is not None:
+            if self.offload.is_asked:
+                return self.offload.answer
+            if self.best.ledger.fits:  # in the RAM of this machine, which has a card as well
+                return f"{sentence(self.best)}; {self.offload.offer}"
+            return sentence(self.best, self.offload.offer)
         if self.load is None:
             return sentence(self.best)
         return self.why_none or verdict(self.choices, self.load, self.slos)
@@ -93,6 +123,7 @@ class Plan:
         # None says that no load was asked for; an empty list, that nothing bears it.
         is_asked = self.load is not None
         document["choices"] = [choice.as_dict() for choice in self.choices] if is_asked else None
+        document["offload"] = None if self.offload is None else self.offload.as_dict()
         document["published"] = None if self.published is None else self.published.as_dict()
         document["assumptions"] = list(self.assumptions)
         document["warnings"] = list(self.warnings)
@@ -143,6 +174,8 @@ def plan_for(
         flags = replace(flags, context=flags.context or load.longest)
     usual = HERE if spec.checkpoint is not None else ALL
     own = user_devices(flags)
+    if flags.asks_machine:
+        return _over_machine(spec, flags, load, own, compare_published)
     usual = ",".join(own) or usual
     on = flags.on or (SHOP if load_flags is not None and load_flags.buy else usual)
     devices, taken_for = find_devices(on, own)
@@ -179,6 +212,11 @@ def plan_for(
         assumptions = [*taken_for, *_assumptions(spec, flags, best), *chosen.notes]
         assumptions += _of_load(spec, flags, load_flags, load, choices)
         warnings = [*left_out, *_warnings(spec, best), *chosen.warnings]
+    offered = None
+    asks_more = on == HERE or not fitting or flags.ram_bandwidth or flags.disk_bandwidth
+    if load is None and asks_more:
+        offered, said = _offered(spec, flags, placements, best, is_here=on == HERE)
+        assumptions += said
     return Plan(
         spec=spec,
         placements=placements,
@@ -190,6 +228,87 @@ def plan_for(
         load=load,
         slos=load_flags.slos() if load_flags is not None else (),
         why_none=why_none,
+        offload=offered,
+    )
+
+
+def _offered(
+    spec: ModelSpec, flags: PlanFlags, placements: Sequence[Placement], best: Placement, *,
+    is_here: bool,
+) -> tuple[Offload | None, list[str]]:  # fmt: skip
+    """Return what llama.cpp would do where the model fits on no card, and what is to be said of it.
+
+    Of this machine its cards and its RAM are taken, of others one card and the RAM that it takes.
+    Without an offer it is said which flags have no use.
+    """
+    bandwidths = {"ram": flags.ram_bandwidth, "disk": flags.disk_bandwidth}
+    unused = [
+        f"--{place}-bandwidth is not used: no part of the model is planned there"
+        for place, given in bandwidths.items()
+        if given is not None
+    ]
+    cards = [one for one in placements if can_offload(one.device)]
+    if not cards or any(one.ledger.fits for one in cards):
+        return None, unused
+    if not is_here and (best.num_devices > 1 or not can_offload(best.device)):
+        return None, unused
+    chosen = find_machine(HERE).devices if is_here else [best.device]
+    with suppress(ValueError):  # of a card whose speed is not known nothing is offered
+        offered = _over(spec, flags, chosen, is_asked=False)
+        notes = [f"llama.cpp: {note}" for note in offered.notes]
+        has_experts = any(matrix.copies > 1 for _, matrix in spec.shape.matrices())
+        if not has_experts and (note := vllm_note(best)):
+            notes.append(note)
+        return offered, notes
+    return None, unused
+
+
+def _over(
+    spec: ModelSpec, flags: PlanFlags, chosen: Sequence[Device], *, is_asked: bool
+) -> Offload:
+    """Return the model over the cards and the processor of a machine."""
+    processors = [one for one in chosen if one.kind == "cpu"]
+    cards = [one for one in chosen if one.kind == "gpu"]
+    host = host_of(flags, processors[0] if processors else None)
+    return offload(spec, flags, cards, host, is_asked=is_asked)
+
+
+def _over_machine(
+    spec: ModelSpec, flags: PlanFlags, load: OfferedLoad | None, own: Mapping[str, Device],
+    compare_published: bool,
+) -> Plan:  # fmt: skip
+    """Return the plan for a model over the cards and the RAM of one machine.
+
+    Raises ValueError where a load is given as well, or as ``offload`` does.
+    """
+    if load is not None:
+        raise ValueError("--ram, and devices joined by +, are planned for one request at a time")
+    if flags.on is None and len(own) != 1 and not cards_here():
+        raise ValueError(
+            "--ram is of the machine that a card is in, and here is no card that is known: name "
+            "one with --on, such as --on 4090"
+        )
+    chosen = find_machine(flags.on or (next(iter(own)) if len(own) == 1 else HERE), own)
+    cards = [one for one in chosen.devices if one.kind == "gpu"]
+    found = _over(spec, flags, chosen.devices, is_asked=True)
+    alone, _ = as_llamacpp_has_it(spec, flags)
+    placements = tuple(
+        place(spec, card, alone, default_ranks="1")
+        for card in {one.id: one for one in cards}.values()
+    )  # fmt: skip
+    best = max(placements, key=lambda one: one.device.usable_bytes)
+    memory = best.memory
+    assumptions = [*chosen.notes, *found.notes, *_assumptions(spec, alone, best)]
+    return Plan(
+        spec=spec,
+        placements=placements,
+        best=best,
+        published=published_formula(spec, memory.context, memory.concurrency)
+        if compare_published
+        else None,
+        assumptions=tuple(dict.fromkeys(assumptions)),
+        warnings=tuple(dict.fromkeys(_warnings(spec, best))),
+        offload=found,
     )
 
 

@@ -79,6 +79,39 @@ def test_the_served_model_is_planned_at_once(plans: Chrome, planner: Served) -> 
     sees(lambda: says(plans, "#answer", "It fits on this machine"))
 
 
+def test_several_cards_in_one_machine_are_planned_beside_its_ram(
+    plans: Chrome, planner: Served
+) -> None:
+    state = {"on": "rtx4090,rtx3090", "together": "+", "ram": "32GB", "dtype": "q4_k"}
+    give(plans, "llama-3.1-70b", **state)
+    wishes = {"on": "rtx4090+rtx3090", "ram": "32GB", "dtype": "q4_k"}
+    found = ask(planner, model=config("llama-3.1-70b"), **wishes)
+    sees(lambda: says(plans, "#answer", "It runs on one"))
+    offload = found["offload"]
+    assert texts(plans, "#offload-command") == [offload["command"]]
+    for name in ("", "_low", "_high"):
+        assert f"{offload[f'prompt_tokens_per_s{name}']:.0f}" in texts(plans, "#offload-prompts")[0]
+    shown = rows(plans, "offload")
+    for one in found["offload"]["devices"]:
+        assert f"{one['token_ms']:.1f} ms a token" in shown[one["device"]][1]
+    give(plans, "phi-4", on="h100-sxm")
+    sees(lambda: says(plans, "#answer", "fits on"))
+    assert not find(plans, "#offload-part").is_displayed()
+
+
+def test_a_phone_shows_what_to_type_whole(plans: Chrome) -> None:
+    set_size(plans, PHONE)
+    give(plans, "llama-3.1-70b", on="rtx4090,rtx3090", together="+", ram="32GB", dtype="q4_k")
+    sees(lambda: says(plans, "#answer", "It runs on one"))
+    width = "return document.documentElement.scrollWidth"
+    assert plans.execute_script(width) <= PHONE[0]
+    for part in ("#offload-command", "#offload-prompts", "#offload-speed"):
+        box = find(plans, part).rect
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE[0]
+    set_size(plans, DESK)
+
+
 def test_what_is_shown_is_what_the_server_says(plans: Chrome, planner: Served) -> None:
     give(plans, "phi-4", on="l4,h100-sxm", context="8192", concurrency="4")
     wishes = {"on": "l4,h100-sxm", "context": 8192, "concurrency": 4}

@@ -31,6 +31,8 @@ from ridgeline.planner.documents import (
     devices_table,
     ledger_rows,
     model_line,
+    offload_heading,
+    offload_table,
     purchases_table,
 )
 from ridgeline.planner.memory.model_spec import read_model_spec
@@ -148,8 +150,27 @@ def show(planned: Plan, console: Console) -> None:
         else:
             _show_choices(planned.choices, planned.load, planned.slos, console)
             show_spot(planned.choices, console)
-    elif len(planned.placements) > 1:
+    elif len(planned.placements) > 1 and not planned.asks_offload:
         _show_devices(planned.placements, console)
+    if not planned.asks_offload:
+        _show_one(planned, console)
+    if planned.offload is not None:
+        console.print(f"[bold]{offload_heading(planned.offload)}[/]")
+        console.print(drawn(offload_table(planned.offload)))
+        console.print()
+    if planned.published is not None:
+        console.print(f"[bold]A well-known formula says[/]  {planned.published.in_words}")
+    console.print(drawn(Table((), _notes(planned), "ll")))
+    is_good = planned.best.ledger.fits or planned.asks_offload
+    is_good = is_good and (not planned.choices or planned.choices[0].meets_slo)
+    colour = "green" if is_good else "red"
+    console.print(f"\n[{colour}]{escape(planned.answer)}[/]")
+    if planned.offload is not None:  # whole, however narrow the terminal is: it is copied
+        console.print(f"\n    {escape(planned.offload.command)}", soft_wrap=True)
+
+
+def _show_one(planned: Plan, console: Console) -> None:
+    """Print the memory of one device: a bar and its lines."""
     best = planned.best
     each = f", each of {best.num_devices}" if best.num_devices > 1 else ""
     console.print(
@@ -160,12 +181,6 @@ def show(planned: Plan, console: Console) -> None:
     if planned.load is None:
         console.print(_ledger(best))
         console.print()
-    if planned.published is not None:
-        console.print(f"[bold]A well-known formula says[/]  {planned.published.in_words}")
-    console.print(drawn(Table((), _notes(planned), "ll")))
-    is_good = best.ledger.fits and (not planned.choices or planned.choices[0].meets_slo)
-    colour = "green" if is_good else "red"
-    console.print(f"\n[{colour}]{escape(planned.answer)}[/]")
 
 
 def _show_choices(

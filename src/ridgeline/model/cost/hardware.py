@@ -51,6 +51,7 @@ class Device:
         measured_ops_per_s: the most that was ever measured, for the types where it is known.
         link: between devices of one machine; link_bytes_per_s in one direction.
         link_bytes_per_s: 0 where devices cannot reach each other's memory.
+        pcie_bytes_per_s: from the host, in one direction; 0 where that is not known.
         max_ranks: over how many of these a model can be divided.
         source: of the facts; with date and confidence.
         date: when they were gathered.
@@ -77,6 +78,7 @@ class Device:
     measured_ops_per_s: Mapping[str, float]
     link: str = ""
     link_bytes_per_s: float = 0.0
+    pcie_bytes_per_s: float = 0.0
     max_ranks: int = _MOST_RANKS
     source: str = ""
     date: str = ""
@@ -472,6 +474,7 @@ def _device(row: Mapping[str, str]) -> Device:
         measured_ops_per_s={k: float(row[v]) * 1e12 for k, v in measured.items() if row[v]},
         link=row["link"],
         link_bytes_per_s=float(row["link_gb_per_s"] or 0) * 1e9,
+        pcie_bytes_per_s=float(row["pcie_gb_per_s"] or 0) * 1e9,
         max_ranks=int(float(row["max_ranks"] or _MOST_RANKS)),
         source=row["source"],
         date=row["date"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ridgeline.engine.setup.options import Options, flag_field, parse_bytes
@@ -9,6 +10,7 @@ from ridgeline.model.cost.format_bytes import format_named, kv_bytes_of
 from ridgeline.planner.memory.ledger import ENGINES
 
 AUTO = "auto"
+_LEAST_RAM = 1 << 20  # bytes; less is a number without its unit
 MINE = "mine"  # the device that --memory, --bandwidth and --tflops describe
 # The flags that say what a simulation runs on.
 OF_DEVICE = (
@@ -32,8 +34,9 @@ class PlanFlags:
         None, "Devices, separated by commas: 4090, h100, m4-max, or a MIG slice such as "
             "h100-sxm/2g.20gb. Or here: this machine; all: every device that can be rented; shop: "
             "every device that can be bought; or mine: the device that --memory, --bandwidth and "
-            "--tflops describe. Default: here for a model that runs here, else all; with "
-            "--devices, its file.",
+            "--tflops describe. 4090+3090, 2x3090 or 4090+cpu-9950x: one machine with all of "
+            "them, as llama.cpp divides a model. Default: here for a model that runs here, else "
+            "all; with --devices, its file.",
     )  # fmt: skip
     devices: str | None = flag_field(
         None, "A CSV file of your own devices, beside the catalogue's: id,label_gb,read_gb_per_s,"
@@ -47,6 +50,17 @@ class PlanFlags:
     )
     tflops: float | None = flag_field(
         None, "With --on mine: dense TFLOPS of your device in 16 bits."
+    )
+    ram: str | None = flag_field(
+        None, "RAM of the machine that a card is in, such as 64GB: what has no room on the card "
+            "stays there, and on the disk what has none there either.",
+    )  # fmt: skip
+    ram_bandwidth: float | None = flag_field(
+        None, "GB/s of that RAM. Default: of the processor that --on names; else 89.6, two "
+            "channels of DDR5-5600, and above 256 GB 307.2, eight of DDR5-4800.",
+    )  # fmt: skip
+    disk_bandwidth: float | None = flag_field(
+        None, "GB/s that weights are read with from the disk. Default: 5."
     )
     tensor_parallel_size: str | None = flag_field(
         None, "Number of devices that share each layer, or auto. Default: 1; with several devices "
@@ -125,6 +139,7 @@ class PlanFlags:
                 except ValueError as error:
                     raise ValueError(f"{_flag(name)}: {error}") from None
         self._check_mine()
+        self._check_machine()
         for name in ("weights_memory", "activation_memory", "overhead_memory", "kv_cache_memory"):
             self.size(name)
         if self.dtype != AUTO and self.weights_memory is not None:
@@ -149,6 +164,39 @@ class PlanFlags:
             if value is not None and not 0 < value < 1e9:
                 raise ValueError(f"{_flag(name)} is {value!r}: it must be above 0")
 
+    def _check_machine(self) -> None:
+        """Raise ValueError for figures of a machine that make no sense, or that nothing asks for.
+
+        What llama.cpp does with several cards and RAM other engines do not.
+        """
+        size = self.size("ram")
+        if size is not None and size < _LEAST_RAM:
+            raise ValueError(f"--ram {self.ram} is {size:,} bytes: write the unit, such as 64GB")
+        for name in ("ram_bandwidth", "disk_bandwidth"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1e6:
+                raise ValueError(f"{_flag(name)} is {value!r}: it must be above 0")
+        if not self.asks_machine:
+            return
+        about = "--ram" if self.ram is not None else f"--on {self.on}"
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization",
+                     "kv_cache_memory"):  # fmt: skip
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{about}: llama.cpp gives whole layers to cards and RAM: leave out "
+                    f"{_flag(name)}"
+                )
+        if self.engine not in (None, "llamacpp"):
+            raise ValueError(
+                f"{about}: a model over cards and RAM is planned as llama.cpp divides it: leave "
+                f"out --engine {self.engine}"
+            )
+
+    @property
+    def asks_machine(self) -> bool:
+        """Whether a model over the cards and the RAM of one machine is asked for."""
+        return self.ram is not None or is_machine(self.on or "")
+
     @property
     def names_device(self) -> bool:
         """Whether they say on which device; a file of own devices does, too."""
@@ -167,12 +215,23 @@ class PlanFlags:
     def size(self, name: str) -> int | None:
         """Return a size in bytes, None where it is open. Raises ValueError, with the flag."""
         value = getattr(self, name)
-        return None if value is None else parse_bytes(value, _flag(name))
+        if value is None:
+            return None
+        in_bytes = parse_bytes(value, _flag(name))
+        if name == "ram":  # 64 GB on a module are 64 GiB
+            text = re.sub(r"(?i)(?<=[\d ][kmgt])b?$", "ib", str(value).strip())
+            in_bytes = parse_bytes(text, "--ram")
+        return in_bytes
 
     def ranks(self, name: str, default: str) -> int | None:
         """Return the value of one of the two sizes of a division; None for auto."""
         value = getattr(self, name) or default
         return None if value == AUTO else _whole(value)
+
+
+def is_machine(name: str) -> bool:
+    """Whether a name is of several devices in one machine: 4090+3090, 2x3090."""
+    return "+" in name or re.match(r"\s*\d+\s*x\s*[a-z0-9]", name.lower()) is not None
 
 
 def _whole(value: object) -> int:

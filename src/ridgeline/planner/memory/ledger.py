@@ -379,6 +379,12 @@ def _layer_state_bytes(cache: LayerCache, memory: EngineMemory) -> float:
     return 4 * cache.state_values / min(memory.tp, cache.num_heads)
 
 
+def layer_bytes(cache: LayerCache, memory: EngineMemory) -> float:
+    """Return all that a layer keeps of one sequence on one rank."""
+    kept = 0.0 if cache.kind == "state" else _layer_kv_bytes(cache, memory)
+    return kept + _layer_state_bytes(cache, memory)
+
+
 @_cache_by_shape  # bisections ask thousands of times, and most layers are alike
 def _caches(shape: ModelShape, part: range) -> tuple[tuple[LayerCache, int], ...]:
     """Return the different caches of these layers, and how many layers have each."""

@@ -413,14 +413,19 @@ def parts_of(ledger: Ledger) -> list[tuple[str, int]]:
     ]
 
 
-def sentence(placement: Placement) -> str:
-    """Return the answer: whether it fits, with how much to spare, and what fits beside it."""
+def sentence(placement: Placement, otherwise: str = "") -> str:
+    """Return the answer: whether it fits, with how much to spare, and what fits beside it.
+
+    ``otherwise`` is said behind where it does not: what runs it all the same.
+    """
     ledger, memory = placement.ledger, placement.memory
     where = _where(placement)
     if not ledger.fits:
         missing = max(-ledger.spare_bytes, ledger.kv_need_bytes - ledger.kv_budget_bytes)
         ways = " or ".join(placement.would_help)
-        hint = f"; it would with {ways}" if ways else "; nothing that was tried makes it fit"
+        hint = f"; it would with {ways}" if ways else ""
+        hint += f"; {otherwise}" if otherwise else ""
+        hint = hint or "; nothing that was tried makes it fit"
         return f"does not fit on {where}: {gib(missing)} too much{hint}"
     each = " on each" if placement.num_devices > 1 else ""
     sequences = counted(placement.max_concurrency, "sequence")

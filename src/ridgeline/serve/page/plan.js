@@ -56,8 +56,9 @@ function readForm() {
 }
 
 /** Return the body of a request. Throws an Error in words for a config that is no JSON object. */
-function bodyOf({ config, ttft_ms: ttft, ttft_at: ttftAt, tpot_ms: tpot, tpot_at: tpotAt, ...wishes }) {
+function bodyOf({ config, together, ttft_ms: ttft, ttft_at: ttftAt, tpot_ms: tpot, tpot_at: tpotAt, ...wishes }) {
   const body = { ...wishes, compare_published: true };
+  if (together && body.on) body.on = body.on.replaceAll(',', together);
   const bounds = [['ttft', ttftAt, ttft], ['tpot', tpotAt, tpot]].filter((one) => one[2]);
   if (bounds.length > 0) body.slo = bounds.map(([metric, percentile, ms]) => `${metric}:${percentile ?? PERCENTILES[0]}:${ms}`);
   for (const name of NUMBERS) if (body[name] && !Number.isNaN(Number(body[name]))) body[name] = Number(body[name]);

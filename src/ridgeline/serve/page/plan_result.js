@@ -29,6 +29,7 @@ export function showPlan(plan, choose) {
   const needed = plan.memory.per_device.needed_bytes;
   lines.splice(-1, 0, row('needs', size(needed), decimalSize(needed))); // before the margin, which stays free
   at('lines').replaceChildren(...lines);
+  showOffload(plan.offload);
   at('devices-part').hidden = plan.devices.length < 2;
   at('devices').replaceChildren(...plan.devices.map((one) => deviceRow(one, plan.memory, choose)));
   showPublished(plan);
@@ -39,13 +40,29 @@ export function showPlan(plan, choose) {
 
 const row = (name, value, how) => element('tr', {}, element('td', {}, name), element('td', {}, value), element('td', {}, how));
 
-function showFacts({ model, memory, answer, choices }) {
+function showFacts({ model, memory, answer, choices, offload }) {
   const billions = (count) => `${(count / 1e9).toFixed(count < 1e10 ? 2 : 1)} B`;
   const active = model.num_active_params < model.num_params ? `, ${billions(model.num_active_params)} of them active` : '';
   at('facts').textContent = `${model.name}: ${billions(model.num_params)} parameters${active}; ${model.kinds.join(', ')}`;
   // Of memory the answer is what "it" does; for a load it is a sentence of its own.
   at('answer').replaceChildren(choices ? '' : 'It ', ...flagged(choices ? answer[0].toUpperCase() + answer.slice(1) : answer), '.');
-  at('answer').className = (choices ? choices[0]?.meets_slo : memory.fits) ? 'answer fits' : 'answer';
+  at('answer').className = offload?.is_asked ? 'answer fits' : (choices ? choices[0]?.meets_slo : memory.fits) ? 'answer fits' : 'answer';
+}
+
+/** Show what is on each device of a machine, and how long a token takes there. */
+function showOffload(offload) {
+  at('offload-part').hidden = !offload;
+  if (!offload) return;
+  const rate = (value) => value.toFixed(value < 1 ? 2 : value < 10 ? 1 : 0);
+  const { tokens_per_s: mid, tokens_per_s_low: low, tokens_per_s_high: high } = offload;
+  at('offload-speed').textContent = `${rate(mid)} tokens/s (${rate(low)} to ${rate(high)})`;
+  const { prompt_tokens_per_s: read, prompt_tokens_per_s_low: least, prompt_tokens_per_s_high: most } = offload;
+  at('offload-prompts').textContent = `Prompts are read at ${rate(read)} tokens/s (${rate(least)} to ${rate(most)}). Type:`;
+  at('offload-command').textContent = offload.command;
+  at('offload').replaceChildren(...offload.devices.flatMap((one) => [
+    Object.assign(row(one.device, size(one.total_bytes), `${one.capacity_bytes ? `of ${size(one.capacity_bytes)}, ` : ''}${one.token_ms.toFixed(1)} ms a token`), { className: 'device' }),
+    ...one.lines.map((line) => row(`– ${line.name}`, size(line.bytes), line.how)),
+  ]));
 }
 
 function showBar({ device, num_devices: count, per_device: one }) {

@@ -76,7 +76,7 @@ CancelCheck = Callable[[], None]  # raises ApiError once a plan is not wanted, o
 
 def _is_text(name: str) -> bool:
     """Whether the command line takes a flag as text that a request may give as a number."""
-    return name in (*_MOST_TOKENS, "replicas", "memory") or name.endswith(
+    return name in (*_MOST_TOKENS, "replicas", "memory", "ram") or name.endswith(
         ("_memory", "_parallel_size")
     )
 
