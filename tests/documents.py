@@ -1,7 +1,8 @@
 """Documents that show what a command prints: read, run again, compared, written anew.
 
-An example is a block that begins with ``$ ridgeline``; what it prints follows. The pages of
-docs/learn each have one, the picture that it draws, how far the numbers may be off, and prose.
+An example is a block that begins with ``$ ridgeline``, or ``$ python`` and a program of docs/learn;
+what it prints follows. Its pages each begin with one, the picture that it draws, and how far the
+numbers may be off. Prose follows, more examples and pictures, and three exercises with answers.
 ``python -m tests.documents`` runs the commands of these pages and writes outputs and pictures anew,
 but not those that measure; ``python -m tests.documents NUMBER ...`` those of some pages. The prose
 is yours to correct.
@@ -9,13 +10,16 @@ is yours to correct.
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -26,10 +30,13 @@ RIDGELINE = Path(sys.executable).parent / "ridgeline"
 INDENT = "    "
 MAX_WIDTH = 116  # columns of what is printed: documents are 120 wide
 MAX_SECONDS = 600
+_CALCULATED = 0.05  # by what share numbers may move, where a formula says how long steps take
 CUT = "\n..."  # at the end of an example: the rest is left out
 
 EXAMPLE = re.compile(
-    rf"^{INDENT}\$ (?P<command>ridgeline (?:.*\\\n)*.*)\n(?P<shown>(?:(?:{INDENT}.*)?\n)*)", re.M
+    rf"^{INDENT}\$ (?P<command>(?:ridgeline|python) (?:.*\\\n)*.*)\n"
+    rf"(?P<shown>(?:(?:{INDENT}(?!\$ ).*)?\n)*)",
+    re.M,
 )
 PAGE = re.compile(
     r"# (?P<number>\d+)\. (?P<title>.+)\n\n"
@@ -39,8 +46,12 @@ PAGE = re.compile(
     re.M,
 )
 NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
-# In prose, not of a name (H100), of a link or of what is written as code.
-NO_PROSE = re.compile(r"`[^`]*`|!?\[[^]]*\]\([^)]*\)|^#.*$|^\d+\. ", re.M)
+PICTURE = re.compile(r"!\[[^]]+\]\(([\w-]+\.svg)\)")
+EXERCISE = re.compile(r"^\*\*(\d)\.\*\* ([\s\S]*?)(?=^\*\*\d\.\*\* |\Z)", re.M)
+# In prose, not of a name (H100), of a link, of an example or of what is written as code.
+NO_PROSE = re.compile(
+    r"`[^`]*`|!?\[[^]]*\]\([^)]*\)|^#.*$|^\d+\. |^\*\*\d\.\*\*|^    .*$|<[^>]*>", re.M
+)
 OWN_NUMBER = re.compile(rf"(?<![\w.-])(?:{NUMBER.pattern})")
 SUM = re.compile(
     r"({0})[^\d\n=]*? ([-+x/]) ({0})[^\d\n=]*? = ({0})".format(NUMBER.pattern)  # noqa: UP032
@@ -62,8 +73,8 @@ class Example:
     @property
     def out(self) -> str | None:
         """The picture that the command draws."""
-        found = re.search(r"out (\S+\.svg)", self.command)
-        return found[1] if found else None
+        found = re.search(r"out (\S+)\.svg|draw\.py (\S+)", self.command)
+        return f"{found[1] or found[2]}.svg" if found else None
 
 
 @dataclass(frozen=True)
@@ -71,16 +82,27 @@ class Page:
     """A page of docs/learn.
 
     Attributes:
-        example: its command and output.
-        tolerance: by what share a printed number may differ; None: by any.
-        picture: the file of its picture.
-        prose: what follows.
+        examples: commands and outputs; the first is what the page is about.
+        tolerance: by what share a number of the first may differ; None: by any.
+        pictures: the files of its pictures.
+        prose: what follows the first, with the others.
     """
 
-    example: Example
+    examples: tuple[Example, ...]
     tolerance: float | None
-    picture: str
+    pictures: tuple[str, ...]
     prose: str
+
+    def tolerance_of(self, example: Example) -> float | None:
+        """Return that of an example; on a page that measures, the others calculate."""
+        is_first = example is self.examples[0]
+        return _CALCULATED if self.tolerance is None and not is_first else self.tolerance
+
+    @property
+    def exercises(self) -> list[str]:
+        """The exercises, each with its answer."""
+        _, _, text = self.prose.partition("## Exercises\n")
+        return [found[2] for found in EXERCISE.finditer(text)]
 
 
 def pages() -> list[Path]:
@@ -106,17 +128,21 @@ def read_page(path: Path) -> Page:
         raise ValueError(f"{path.name}: title, example, picture, tolerance, prose: one is missing")
     share = re.search(r"(\d+) %", found["tolerance"])
     tolerance = int(share[1]) / 100 if share else None if "words" in found["tolerance"] else 0.0
-    return Page(_example(found), tolerance, found["picture"], found["prose"])
+    first, prose = _example(found), found["prose"]
+    pictures = (found["picture"], *PICTURE.findall(prose))
+    return Page((first, *examples(prose)), tolerance, pictures, prose)
 
 
 def run_example(example: Example, folder: Path) -> str:
-    """Run a command in an empty ``folder`` with the files of docs/learn; return what it prints.
+    """Run a command in a ``folder`` with the files of docs/learn; return what it prints.
 
     Raises ValueError with what it says if it fails.
     """
     for path in LEARN.iterdir():
-        if path.suffix not in (".md", ".svg"):
+        if path.is_file() and path.suffix not in (".md", ".svg"):
             shutil.copy(path, folder)
+    if example.command.startswith("python "):
+        return _run_program(shlex.split(example.command)[1:], folder)
     done = subprocess.run(
         [str(RIDGELINE), *shlex.split(example.command)[1:]], cwd=folder, capture_output=True,
         text=True, encoding="utf-8", env=os.environ | {"COLUMNS": str(MAX_WIDTH)},
@@ -125,6 +151,20 @@ def run_example(example: Example, folder: Path) -> str:
     if done.returncode:
         raise ValueError(f"{example.command}: {done.stderr[-1000:]}")
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+
+
+def _run_program(arguments: list[str], folder: Path) -> str:
+    """Run a program of docs/learn here, where what it imports is there already."""
+    printed, argv, before = io.StringIO(), sys.argv, list(sys.path)
+    sys.argv, sys.path[:0] = arguments, [str(LEARN)]
+    try:
+        with chdir(folder), redirect_stdout(printed):
+            runpy.run_path(str(LEARN / arguments[0]), run_name="__main__")
+    except SystemExit as error:
+        raise ValueError(f"{' '.join(arguments)}: {error}") from error
+    finally:
+        sys.argv, sys.path[:] = argv, before
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
 
 
 def as_shown(printed: str, shown: str) -> str:
@@ -181,22 +221,29 @@ def _value(number: str) -> float:
     return float(number.replace(",", ""))
 
 
-def write_anew(path: Path) -> None:
-    """Run a page's command; write its output into the page, and the picture beside it."""
+def write_anew(path: Path, *, is_measured: bool) -> None:
+    """Run a page's commands; write their outputs into the page, and the pictures beside it.
+
+    Those of the first are left as they are unless ``is_measured``, if the page measures.
+    """
     page, text = read_page(path), path.read_text(encoding="utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        printed = as_shown(run_example(page.example, Path(folder)), page.example.shown)
-        shutil.copy(Path(folder) / page.picture, LEARN)
-    found = EXAMPLE.search(text)
-    assert found is not None  # read_page has found it
-    lines = (f"{INDENT}{line}".rstrip() for line in printed.splitlines())
-    begin, end = found.span("shown")
-    path.write_text(text[:begin] + "\n".join(lines) + "\n\n" + text[end:], encoding="utf-8")
+    begins_at = 0 if is_measured or page.tolerance is not None else 1
+    for number in range(begins_at, len(page.examples)):
+        found = list(EXAMPLE.finditer(text))[number]
+        example = _example(found)
+        with tempfile.TemporaryDirectory() as folder:
+            printed = as_shown(run_example(example, Path(folder)), example.shown)
+            if example.out is not None:
+                shutil.copy(Path(folder) / example.out, LEARN)
+        lines = (f"{INDENT}{line}".rstrip() for line in printed.splitlines())
+        begin, end = found.span("shown")
+        text = text[:begin] + "\n".join(lines) + "\n\n" + text[end:]
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
     for each in pages():
-        number, is_measured = str(int(each.name[:2])), read_page(each).tolerance is None
-        if number in sys.argv[1:] or not (sys.argv[1:] or is_measured):
+        is_named = str(int(each.name[:2])) in sys.argv[1:]
+        if is_named or not sys.argv[1:]:
             print(each.name, flush=True)
-            write_anew(each)
+            write_anew(each, is_measured=is_named)

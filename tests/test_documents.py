@@ -12,6 +12,7 @@ import pytest
 from tests.documents import (
     LEARN,
     ROOT,
+    SUM,
     as_shown,
     differences,
     examples,
@@ -31,14 +32,18 @@ OFTEN_AND_LONG = [
 
 
 def check_page(path: Path, folder: Path) -> None:
-    """Run a page's command, and compare what it prints and draws with the page."""
+    """Run a page's commands, and compare what they print and draw with the page."""
     page = read_page(path)
-    printed = run_example(page.example, folder)
-    assert differences(page.example.shown, printed, page.tolerance) == []
-    assert page.example.out == page.picture
-    shown, drawn = (words_of((place / page.picture).read_text()) for place in (LEARN, folder))
-    if page.tolerance is not None:  # the axes of a measured picture go as far as its dots
-        assert differences(shown, drawn, page.tolerance) == []
+    for example in page.examples:
+        tolerance = page.tolerance_of(example)
+        printed = run_example(example, folder)
+        assert differences(example.shown, printed, tolerance) == [], example.command
+        if example.out is None or tolerance is None:  # measured axes go as far as their dots
+            continue
+        shown, drawn = (words_of((place / example.out).read_text()) for place in (LEARN, folder))
+        assert differences(shown, drawn, tolerance) == [], example.command
+    drawn_by = {example.out for example in page.examples}
+    assert drawn_by - {None} == set(page.pictures)
 
 
 @pytest.mark.parametrize("path", OFTEN_AND_LONG, ids=lambda path: path.stem)
@@ -51,10 +56,23 @@ def test_a_page_shows_what_its_command_prints_and_draws(path: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_ends_with_three_exercises_whose_answers_are_checked(path: Path) -> None:
+    """By a command, or by a sum of numbers that commands print."""
+    exercises = read_page(path).exercises
+    assert len(exercises) == 3
+    for exercise in exercises:
+        question, found, answer = exercise.partition("<summary>Answer</summary>")
+        assert found
+        assert "?" in question, question
+        assert examples(answer) or SUM.search(answer), question
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_numbers_in_prose_are_those_of_the_output(path: Path) -> None:
     page = read_page(path)
-    drawn = words_of((LEARN / page.picture).read_text())
-    said = f"{page.example.command}\n{page.example.shown}\n{drawn}"
+    said = "\n".join(f"{one.command}\n{one.shown}" for one in page.examples)
+    said += "\n".join(words_of((LEARN / name).read_text()) for name in page.pictures)
+    said += "\n".join(one.partition("<summary>")[0] for one in page.exercises)  # what is given
     assert unsupported(page.prose, said) == []
     cited = len(re.findall(r"\d", page.prose))
     assert cited > 5, "the explanation reads nothing off the output"
@@ -72,7 +90,7 @@ def test_the_index_names_all_pages_in_their_order() -> None:
 
 
 def test_configs_beside_the_pages_are_the_published_ones() -> None:
-    for name in ("llama-3.1-8b", "llama-3.1-70b"):
+    for name in ("llama-3.1-8b", "llama-3.1-70b", "gpt-oss-20b", "deepseek-v3"):
         assert json.loads((LEARN / f"{name}.json").read_text()) == PUBLISHED[name]["config"]
 
 
