@@ -99,7 +99,7 @@ def first_choice(page: Page, example: int) -> dict[str, str]:
 
 
 def h100_is_busier(page: Page) -> bool:
-    before, after = (of_device(choices(page.examples[i].shown), "x h100-sxm") for i in (0, 1))
+    before, after = (of_device(choices(page.examples[i].shown), "x h100-sxm") for i in (0, 2))
     busier = int(after["busy"].rstrip("%")) > 2 * int(before["busy"].rstrip("%"))
     return before["busy"] == "20%" and busier and usd(after) / 5 < usd(before) / 2
 
@@ -152,13 +152,13 @@ SAID: list[tuple[str, str, Callable[[Page], bool]]] = [
         line_is_of_h100s(p) and "h100" not in first_choice(p, 0)["choice"])),
     ("14", "The H100 is only 20% busy", h100_is_busier),
     ("14", "7 of them for 2.80 are still the cheapest", lambda p: (
-        (row := first_choice(p, 1))["choice"] == "7 x rtx4090" and usd(row) == 2.80
-        and usd(of_device(choices(p.examples[1].shown), "2 x h100-sxm")) == 5.00)),
+        (row := first_choice(p, 2))["choice"] == "7 x rtx4090" and usd(row) == 2.80
+        and usd(of_device(choices(p.examples[2].shown), "2 x h100-sxm")) == 5.00)),
     ("14", "four times as fast as the cheapest", lambda p: (
-        3.5 < milliseconds(first_choice(p, 1))
-        / milliseconds(of_device(choices(p.examples[1].shown), "x h100-sxm")) < 4.5)),
+        3.5 < milliseconds(first_choice(p, 2))
+        / milliseconds(of_device(choices(p.examples[2].shown), "x h100-sxm")) < 4.5)),
     ("14", "what is the cheapest now?", lambda p: (
-        (row := first_choice(p, 2))["choice"] == "1 x rtx4090" and usd(row) == 0.40)),
+        (row := first_choice(p, 3))["choice"] == "1 x rtx4090" and usd(row) == 0.40)),
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ DRAWINGS: dict[str, Callable[[], tuple[list[str], str]]] = {
     "beam-tree": mechanisms_of_runs.beam_tree,
     "block-table": mechanisms_of_runs.block_table,
     "cache-grows": mechanisms_of_runs.cache_grows,
+    "choices": mechanisms_of_devices.choices,
     "drafts-check": mechanisms_of_runs.drafts_check,
     "heads": mechanisms_of_attention.heads,
     "layer-ranks": mechanisms_of_devices.layer_ranks,

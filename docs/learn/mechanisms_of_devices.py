@@ -1,4 +1,4 @@
-"""Drawings of devices: a layer over ranks, a pipeline's bubbles, what a token costs in a batch."""
+"""Drawings of devices: a layer over ranks, a pipeline's bubbles, costs over batch and choice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from drawing import WIDTH, arrow, box, colour_of, heading, light, word
 
 from ridgeline.engine.setup.home import stores
 from ridgeline.model.cost.costs import Features
-from ridgeline.planner import PlanFlags
+from ridgeline.planner import PlanFlags, plan
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.planner.single_device import on_device
 from ridgeline.system import svg
@@ -152,3 +152,31 @@ def phases() -> tuple[list[str], str]:
     note = (f"Llama 3.1 8B on {DEVICE} for {USD_PER_HOUR:.2f} USD an hour, always busy; prompts of "
             f"{PROMPT} tokens, answers behind {CONTEXT:,}.")  # fmt: skip
     return lines, chart.picture("What a token costs, over the batch", colours, note)
+
+
+def choices() -> tuple[list[str], str]:
+    """Draw what each choice of a plan costs, beside the time of a token."""
+    found = plan(
+        "llama-3.1-8b.json", on="rtx4090,l40s,h100-sxm", prices="prices.csv", request_rate=6.0,
+        prompt_tokens="800", new_tokens="150", slo=("ttft:p95:1000", "tpot:p95:60"),
+    ).as_dict()["choices"]  # fmt: skip
+    lines = [f"{'choice':20} USD/h   a million tokens   tpot p95, ms   holds"]
+    most = max(one["usd_per_hour"] for one in found)
+    parts = heading("What each choice costs", "The length of a bar is USD an hour; beside it, the "
+                    "time of a token that 95 % keep.")  # fmt: skip
+    parts += svg.legend({"surely holds": colour_of(2), "likely holds": colour_of(4)}, 78)
+    for row, one in enumerate(found):
+        name = f"{one['num_devices']} x {one['device']}"
+        name += f" (tp {one['tp']})" if one["tp"] > 1 else ""
+        usd, token_ms = one["usd_per_hour"], one["tpot_ms"]["p95"]
+        million = one["usd_per_million_output_tokens"]
+        is_sure = one["surely_meets_slo"]
+        holds = "surely" if is_sure else "likely"
+        lines.append(f"{name:20} {usd:5.2f} {million:18.2f} {token_ms:14.0f}   {holds}")
+        y, width = 100 + row * 30, 480 * usd / most
+        colour = colour_of(2) if is_sure else colour_of(4)
+        parts.append(svg.text(190, y + 16, name, anchor="end"))
+        parts.append(box(200, y, width, 22, light(colour, 0.4), f"{usd:.2f} USD an hour"))
+        said = f"{usd:.2f} USD/h, {token_ms:.0f} ms a token"
+        parts.append(svg.text(208 + width, y + 16, said, size=svg.SMALL))
+    return lines, svg.picture(WIDTH, 116 + len(found) * 30, parts)
