@@ -34,4 +34,6 @@ params = SamplingParams(temperature=0, max_tokens=80, structured_outputs={"json"
 
 with LLM("smollm2") as llm:
     [out] = llm.chat([{"role": "user", "content": question}], params)
-    print(Person(**json.loads(out.outputs[0].text)))
+    person = Person(**json.loads(out.outputs[0].text))
+    print(person)
+    assert person == Person("Maria Lopez", 34, "Berlin")

@@ -8,10 +8,16 @@ sentences = [
     "Interest rates rose for the third time this year.",
     "The telescope found water on a distant planet.",
 ]
-questions = ["How do I bake bread?", "What do astronomers do?", "Who won the football game?"]
+# Each with the number of the sentence that answers it.
+questions = {
+    "How do I bake bread?": 1,
+    "What do astronomers do?": 3,
+    "Who won the football game?": 0,
+}
 
 with LLM("all-minilm") as llm:
-    for question in questions:
+    for question, number in questions.items():
         scores = [out.outputs.score for out in llm.score(question, sentences)]
         best = max(range(len(sentences)), key=scores.__getitem__)
         print(f"{scores[best]:.2f}  {question}  {sentences[best]}")
+        assert best == number

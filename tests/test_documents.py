@@ -25,7 +25,7 @@ from tests.documents import (
 from tests.model.cost.published_configs import PUBLISHED
 
 PAGES = pages()
-LONG = ("12-testing",)  # it measures for half a minute of a quiet machine
+LONG = ("15-testing",)  # it measures for half a minute of a quiet machine
 OFTEN_AND_LONG = [
     pytest.param(path, marks=[pytest.mark.full] if path.stem in LONG else []) for path in PAGES
 ]
