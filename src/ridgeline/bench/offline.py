@@ -481,7 +481,7 @@ def _slope(chart: svg.Chart, low: float, ridge: float, read_bytes_per_s: float) 
         (chart.x(one), chart.y(one * read_bytes_per_s / 1e9)) for one in (low, ridge)
     )
     yield svg.line(x1, y1, x2, y2, svg.FAINT, 2)
-    x, y = x1 + 0.3 * (x2 - x1) - 6, y1 + 0.3 * (y2 - y1) - 8
+    x, y = x1 + 0.6 * (x2 - x1) - 6, y1 + 0.6 * (y2 - y1) - 8
     turn = math.degrees(math.atan2(y2 - y1, x2 - x1))
     label = f"memory, {read_bytes_per_s / 1e9:,.0f} GB/s"
     yield svg.text(x, y, label, size=svg.SMALL, fill=svg.FAINT, turn=turn)
