@@ -20,14 +20,14 @@ from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import read_model_spec
 from tests.documents import LEARN, Page, pages, read_page
-from tests.serve.page.browsing import PHONE, browsing, sees
+from tests.serve.page.browser import PHONE, browsing, sees
 
 sys.path.insert(0, str(LEARN))  # its programs import each other
 
 import drawing
 import estimate
-import mechanisms_of_attention as attention
 import mechanisms_of_devices as over_devices
+import mechanisms_of_layers as layers
 import mechanisms_of_runs as runs
 import roofs
 
@@ -188,6 +188,24 @@ def test_a_false_claim_of_order_is_found() -> None:
     assert not is_largest(read_page(LEARN / "13-latency.md"), 0, "its prompt")
 
 
+def terms() -> list[tuple[str, int]]:
+    """Return the words of the index, each with the number of the page that explains it."""
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", (LEARN / "README.md").read_text(), re.M)
+    return [(word, int(number)) for number, words in rows for word in words.split(", ")]
+
+
+@pytest.mark.parametrize(("word", "number"), terms())
+def test_a_word_is_explained_where_it_first_appears(word: str, number: int) -> None:
+    pattern = re.compile(rf"\b{re.escape(word)}s?\b", re.I)
+    prose = [re.sub(r"^    .*$|`[^`]*`", "", path.read_text(), flags=re.M) for path in pages()]
+    explained = re.findall(r"\*+([^*\n]+(?:\n[^*\n]+)?)\*+|\(([A-Z0-9]+)\)", prose[number - 1])
+    said = [" ".join((one or other).split()) for one, other in explained]
+    assert any(pattern.search(one) for one in said), "its page sets it in italics, or in brackets"
+    before = [i for i, text in enumerate(prose[: number - 1], start=1)
+              if pattern.search(re.sub(r"^#.*$|^Next: .*$", "", text, flags=re.M))]  # fmt: skip
+    assert before == [], "it is used before"
+
+
 def estimated(model: str, device: str, **given: Any) -> estimate.Estimate:
     shape = read_model_spec(str(LEARN / f"{model}.json"), stores()).shape
     return estimate.Estimate(shape, devices()[device], **given)
@@ -225,13 +243,22 @@ def test_a_batch_meets_more_experts_and_a_window_keeps_less() -> None:
     assert long / short == pytest.approx(0.5 * 100 + 0.5)
 
 
+@pytest.mark.parametrize("tokens", [1, 16, 300])
+def test_drawn_tokens_choose_different_experts_and_meet_as_many_as_is_said(tokens: int) -> None:
+    got = layers.chosen(tokens, 4, 32)
+    assert got.total() == 4 * tokens
+    assert max(got.values()) <= tokens
+    assert set(got) <= set(range(32))
+    assert len(got) == pytest.approx(32 * (1 - (1 - 4 / 32) ** tokens), abs=4)
+
+
 def test_attention_in_blocks_is_attention() -> None:
-    for i, query in enumerate(attention.QUERIES):
-        keys, values = attention.KEYS[: i + 1], attention.VALUES[: i + 1]
-        parts = attention.weights_of(query, keys)
+    for i, query in enumerate(layers.QUERIES):
+        keys, values = layers.KEYS[: i + 1], layers.VALUES[: i + 1]
+        parts = layers.weights_of(query, keys)
         assert sum(parts) == pytest.approx(1)
         whole = [sum(p * v[c] for p, v in zip(parts, values, strict=True)) for c in (0, 1)]
-        assert attention.in_blocks(query, keys, values) == pytest.approx(whole)
+        assert layers.in_blocks(query, keys, values) == pytest.approx(whole)
 
 
 def test_drawn_ways_of_batching_serve_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import mechanisms_of_attention
 import mechanisms_of_devices
+import mechanisms_of_layers
 import mechanisms_of_runs
 
 DRAWINGS: dict[str, Callable[[], tuple[list[str], str]]] = {
-    "attention": mechanisms_of_attention.attention,
+    "attention": mechanisms_of_layers.attention,
     "beam-tree": mechanisms_of_runs.beam_tree,
     "block-table": mechanisms_of_runs.block_table,
     "cache-grows": mechanisms_of_runs.cache_grows,
     "choices": mechanisms_of_devices.choices,
     "drafts-check": mechanisms_of_runs.drafts_check,
-    "heads": mechanisms_of_attention.heads,
+    "experts": mechanisms_of_layers.experts,
+    "heads": mechanisms_of_layers.heads,
     "layer-ranks": mechanisms_of_devices.layer_ranks,
     "memory-blocks": mechanisms_of_runs.memory_blocks,
     "phases": mechanisms_of_devices.phases,

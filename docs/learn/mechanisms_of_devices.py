@@ -36,10 +36,10 @@ def layer_ranks() -> tuple[list[str], str]:
                  f"{sent:,.0f} bytes")  # fmt: skip
     per_rank = shape.num_heads // RANKS, shape.num_kv_heads // RANKS
     up = by_name["mlp.up_proj"].rows // RANKS
-    note = f"One layer of Llama 3.1 70B over {RANKS} devices: a column for each. A bar adds up."
+    note = f"Llama 3.1 70B over {RANKS} devices, a column for each. At a bar all wait for all."
     parts = heading("A layer, divided among four devices", note)
     bands = [
-        ("queries, keys, values", f"{per_rank[0]} + {per_rank[1]} heads", 0),
+        ("queries, keys, values", f"{per_rank[0]} query, {per_rank[1]} KV heads", 0),
         ("attention, own cache", f"{per_rank[1]} KV heads", 2),
         ("output", f"{per_rank[0] * 128:,} columns", 0),
         ("", "", -1),

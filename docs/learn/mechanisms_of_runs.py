@@ -213,7 +213,7 @@ def block_table() -> tuple[list[str], str]:
     lines = [f"{'request':8} tokens   blocks of its table"]
     lines += [f"{words[request]:8} {count:6}   {', '.join(map(str, table))}"
               for request, (table, count) in sorted(tables.items())]  # fmt: skip
-    note = f"A block has room for {BLOCK} tokens. Blocks of two colours belong to two requests."
+    note = f"A block has room for {BLOCK} tokens. Light: room that is left. Two colours: shared."
     parts = heading("A table says where the blocks of each request are", note)
     used = sorted(shared)
     place = {block: (470 + i % 4 * 96, 110 + i // 4 * 64) for i, block in enumerate(used)}
@@ -229,8 +229,11 @@ def block_table() -> tuple[list[str], str]:
     for block, (x, y) in place.items():
         owners = [request for request, (table, _) in sorted(tables.items()) if block in table]
         for i, request in enumerate(owners):
-            part = 92 / len(owners)
-            parts.append(box(x + i * part, y, part, 40, light(colour_of(request), 0.3)))
+            part, (table, count) = 92 / len(owners), tables[request]
+            filled = min(BLOCK, count - table.index(block) * BLOCK) / BLOCK
+            for share, white in ((1.0, 0.8), (filled, 0.3)):
+                fill = light(colour_of(request), white)
+                parts.append(box(x + i * part, y, part * share, 40, fill, "", fill))
         parts.append(word(x + 46, y + 25, f"block {block}", size=14))
     return lines, svg.picture(WIDTH, 320, parts)
 

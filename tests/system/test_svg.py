@@ -56,3 +56,14 @@ def test_names_cover_no_dot_and_no_other_name_unless_they_must() -> None:
     num_parts = len(chart.parts)
     chart.name(2, 2, "a name", "#000")
     assert len(chart.parts) == num_parts + 1
+
+
+def test_a_long_note_ends_with_a_whole_clause_where_it_has_one() -> None:
+    def noted(note: str) -> str:
+        (shown,) = svg.heading("t", {}, note)[1:]
+        return ElementTree.fromstring(shown).text or ""
+
+    first, rest = "it costs 1 (busy; late)", "x" * 130
+    assert noted(f"{first}; and {rest}") == first
+    assert noted(f"it costs 1 (busy; {rest})").endswith("...")
+    assert noted(first) == first

@@ -61,7 +61,12 @@ def box(x: float, y: float, width: float, height: float, colour: str, title: str
 
 
 def _short(text: str, most: int = 130) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    """Return as many whole clauses as fit; if that is none, as many characters."""
+    if len(text) <= most:
+        return text
+    clauses = text[:most].rpartition("; ")[0]
+    is_whole = clauses and clauses.count("(") == clauses.count(")")
+    return clauses if is_whole else f"{text[: most - 3]}..."
 
 
 def heading(title: str, colours: Mapping[str, str], note: str = "") -> list[str]:

@@ -149,7 +149,7 @@ _WIDTH, _LEFT, _RIGHT, _TOP = 1000, 260, 290, 96
 _BAR, _STEP, _MOST = 22, 34, 14
 _MACHINE, _POWER = svg.COLOURS[0], svg.COLOURS[2]
 _COLOURS = {"meets the bounds": "#2da44e", "does not": "#c9ced6"}
-_NAMED = 8  # of the best choices, besides the frontier
+_NAMED = 12  # of the best choices, besides the frontier
 
 
 def choices_svg(title: str, answer: str, choices: Sequence[CapacityOption]) -> str:

@@ -1,13 +1,17 @@
-"""Drawings of attention: its weights for six words, at once and in blocks; and groups of heads."""
+"""Drawings of what is in a layer: attention, at once and in blocks, groups of heads, experts."""
 
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from typing import NamedTuple
 
 from drawing import WIDTH, box, colour_of, heading, light, word
+from estimate import Estimate
 
 from ridgeline.engine.setup.home import stores
+from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import read_model_spec
 from ridgeline.system import svg
 
@@ -163,6 +167,38 @@ def _heads(groups: list[Group], num_heads: int) -> list[str]:
             name = "a key and a value" if one.kept else "a latent vector, of which both are made"
             parts.append(box(place - half, y + 38, 2 * half, 16, colour_of(2), name))
     return parts
+
+
+def chosen(num_tokens: int, used: int, count: int) -> Counter[int]:
+    """Return how many tokens each expert gets, if each token takes ``used`` of ``count`` by chance.
+
+    The same every time.
+    """
+    by_chance = random.Random(num_tokens)
+    return Counter(i for _ in range(num_tokens) for i in by_chance.sample(range(count), used))
+
+
+def experts() -> tuple[list[str], str]:
+    """Draw which experts of a layer are met by the tokens of a step, for steps of four sizes."""
+    shape = read_model_spec("gpt-oss-20b.json", stores()).shape
+    used, count = Estimate(shape, devices()["rtx4090"]).num_experts
+    lines = [f"tokens   experts met, of {count}   on average   tokens of each that is met"]
+    note = "A box is an expert; its number is how many tokens chose it. White ones are not read."
+    parts = heading(f"A layer of {count} experts, of which a token meets {used}", note)
+    for row, tokens in enumerate((1, 4, 16, 64)):
+        got, y, side = chosen(tokens, used, count), 84 + row * 44, 23
+        average = count * (1 - (1 - used / count) ** tokens)
+        each = tokens * used / len(got)
+        lines.append(f"{tokens:6} {len(got):17} {average:14.1f} {each:28.1f}")
+        parts.append(svg.text(24, y + 20, f"{tokens} token{'s' if tokens > 1 else ''}"))
+        for i in range(count):
+            share = min(1.0, got[i] / 8)
+            fill = light(colour_of(0), 0.8 - 0.5 * share) if got[i] else "#ffffff"
+            x = 120 + i * side
+            parts.append(box(x, y, side, 30, fill, f"expert {i}: {got[i]} tokens", svg.GRID))
+            if got[i]:
+                parts.append(word(x + side / 2, y + 20, str(got[i])))
+    return lines, svg.picture(WIDTH, 84 + 4 * 44 + 8, parts)
 
 
 def _dot(one: Row, other: Row) -> float:
