@@ -356,3 +356,24 @@ def test_the_dot_climbs_along_the_slanted_roof_and_then_stays(two_roofs: Chrome)
     assert ys[9] == pytest.approx(ys[10])  # behind the ridge of 403
     width = two_roofs.execute_script("return document.documentElement.scrollWidth")
     assert width <= PHONE[0], "a phone need not scroll to the side"
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b"])
+def test_names_of_dots_never_cover_each_other(two_roofs: Chrome, model: str) -> None:
+    Select(two_roofs.find_element(By.NAME, "model")).select_by_value(model)
+    move(two_roofs, "context", 8)
+    script = """
+    const of = (name) => [...document.querySelectorAll('svg text')]
+      .find((one) => one.textContent === name).getBoundingClientRect();
+    const [one, other] = [of('answers'), of('prompt')];
+    return one.left < other.right && other.left < one.right
+      && one.top + 3 < other.bottom && other.top + 3 < one.bottom;
+    """
+    covered = []
+    for device in roofs.DEVICES:
+        Select(two_roofs.find_element(By.NAME, "device")).select_by_value(device)
+        for power in range(11):
+            move(two_roofs, "batch", power)
+            if two_roofs.execute_script(script):
+                covered.append((device, 2**power))
+    assert covered == []
