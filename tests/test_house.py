@@ -22,7 +22,7 @@ BOUNDS = {
     "arrows between rooms": 64,
     "files": 611,
     "files with one importer": 141,
-    "lines in the package": 117_637,
+    "lines in the package": 117_651,
     "parameters of the largest constructor": 8,
     "mentions of trust in the server": 56,
 }

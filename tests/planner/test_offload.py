@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 import statistics
@@ -13,7 +15,7 @@ import pytest
 
 from ridgeline.planner import Plan, plan
 from ridgeline.planner.catalogue import find_machine, this_machine
-from ridgeline.planner.documents import as_markdown
+from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.placement import Placement, place
 from ridgeline.planner.memory.spread import LayerSpread, ModelPart, lay, parts_of_model, spread
 from ridgeline.planner.offload import PROMPT_FACTOR, Offload, as_llamacpp_has_it
@@ -232,6 +234,18 @@ def test_a_dense_model_is_told_of_vllms_own_offload() -> None:
     assert (int(size[1]) - 1) * GIB < -short <= int(size[1]) * GIB
     of_experts = planned("gpt-oss-120b", on="rtx4090").assumptions
     assert not any("--cpu-offload-gb" in note for note in of_experts)
+
+
+def test_rows_are_of_what_is_on_each_device_of_the_machine() -> None:
+    found = planned("gpt-oss-120b", on="rtx4090", ram="64GB")
+    rows = list(csv.DictReader(io.StringIO(as_csv(found))))
+    assert found.offload is not None
+    for one in found.offload.held:
+        own = [row for row in rows if row["device"] == one.device]
+        assert sum(int(row["bytes"]) for row in own) == one.total_bytes
+        assert {float(row["token_ms"]) for row in own} == {round(1e3 * one.token_s, 3)}
+    offered = planned("gpt-oss-120b", on="rtx4090")
+    assert {row["device"] for row in csv.DictReader(io.StringIO(as_csv(offered)))} == {"rtx4090"}
 
 
 def test_a_format_that_llamacpp_has_not_is_named() -> None:

@@ -22,6 +22,20 @@ def as_csv(plan: Plan) -> str:
     """Return a row for each line of each device; of a plan for a load, for each choice."""
     if plan.load is not None:
         return report.as_csv([_flat(choice.as_dict()) for choice in plan.choices])
+    if plan.offload is not None and plan.offload.is_asked:
+        return report.as_csv(
+            [
+                {
+                    "device": one.device,
+                    "line": line.name,
+                    "bytes": line.num_bytes,
+                    "how": line.how,
+                    "token_ms": round(1e3 * one.token_s, 3),
+                }
+                for one in plan.offload.held
+                for line in one.lines
+            ]
+        )
     return report.as_csv(
         [
             {

@@ -91,12 +91,15 @@ def test_several_cards_in_one_machine_are_planned_beside_its_ram(
     assert texts(plans, "#offload-command") == [offload["command"]]
     for name in ("", "_low", "_high"):
         assert f"{offload[f'prompt_tokens_per_s{name}']:.0f}" in texts(plans, "#offload-prompts")[0]
+    for part in ("#memory-part", "#devices-part"):  # of a card alone, which is too small
+        assert not find(plans, part).is_displayed()
     shown = rows(plans, "offload")
     for one in found["offload"]["devices"]:
         assert f"{one['token_ms']:.1f} ms a token" in shown[one["device"]][1]
     give(plans, "phi-4", on="h100-sxm")
     sees(lambda: says(plans, "#answer", "fits on"))
     assert not find(plans, "#offload-part").is_displayed()
+    assert find(plans, "#memory-part").is_displayed()
 
 
 def test_a_phone_shows_what_to_type_whole(plans: Chrome) -> None:

@@ -30,7 +30,9 @@ export function showPlan(plan, choose) {
   lines.splice(-1, 0, row('needs', size(needed), decimalSize(needed))); // before the margin, which stays free
   at('lines').replaceChildren(...lines);
   showOffload(plan.offload);
-  at('devices-part').hidden = plan.devices.length < 2;
+  // Over a machine the answer is not of one card, which alone is too small.
+  at('memory-part').hidden = Boolean(plan.offload?.is_asked);
+  at('devices-part').hidden = plan.devices.length < 2 || at('memory-part').hidden;
   at('devices').replaceChildren(...plan.devices.map((one) => deviceRow(one, plan.memory, choose)));
   showPublished(plan);
   at('assumptions').replaceChildren(
