@@ -350,10 +350,16 @@ def test_a_longer_context_slows_prompts_and_larger_batches_quicken_them() -> Non
     assert rates == sorted(rates)
     assert rates[-1] > 4 * rates[0]
     short, long = (
-        offloaded("qwen3-30b-a3b", dtype="q4_k_m", context=context, on="rtx4060", ram="64GB")
-        for context in (4096, 32768)
+        offloaded("llama-3.1-8b", context=context, on="h100-sxm", ram="64GB")
+        for context in (4096, 131072)
     )  # fmt: skip
-    assert long.prompt_tokens_per_s < short.prompt_tokens_per_s
+    assert short.spread.num_gpu_layers == long.spread.num_gpu_layers  # alike but for the context
+    assert long.prompt_tokens_per_s < 0.8 * short.prompt_tokens_per_s
+
+
+@pytest.mark.parametrize("size", ["64GB", "64 gb", "64G", "64GiB", 64 << 30])
+def test_ram_has_the_size_that_its_modules_are_sold_with(size: str | int) -> None:
+    assert offloaded("gpt-oss-120b", on="rtx4090", ram=size).held[-1].capacity_bytes == 64 * GIB
 
 
 def test_this_machines_cards_and_ram_are_taken_where_none_is_named(
