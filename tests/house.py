@@ -36,6 +36,8 @@ _IDEAS = re.compile(
     r"(?<![a-z])(?<!token[_ ])(?<!no_)(rules?|guards?|receipts?|audit(?:s|ed)?|journals?)(?![a-z])",
     re.IGNORECASE,
 )
+# A parameter, a field or a function is called by the noun for what it is.
+_PARTICIPLES = {"asked", "told", "made", "seen", "found", "held", "kept", "known"}
 
 
 @cache
@@ -142,6 +144,29 @@ def constructors() -> Iterator[tuple[int, str]]:
                 yield len(arguments) - 1, f"{path.relative_to(PACKAGE)}:{node.lineno}"
 
 
+def participles() -> list[str]:
+    """Return the parameters, fields, attributes and functions that a participle names."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = _named(node)
+            if name.strip("_") in _PARTICIPLES:
+                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {name}")  # type: ignore[attr-defined]
+    return found
+
+
+def _named(node: ast.AST) -> str:
+    """Return the name that a node gives to something of an interface, if it does."""
+    match node:
+        case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name
+        case ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return name
+    return ""
+
+
 def figures() -> dict[str, int]:
     """Return all figures by name."""
     return {
@@ -155,6 +180,7 @@ def figures() -> dict[str, int]:
         "lines in the package": sum(files().values()),
         "parameters of the largest constructor": max(constructors())[0],
         "mentions of trust in the server": len(mentions()),
+        "participles as names": len(participles()),
     }
 
 

@@ -10,21 +10,23 @@ from tests.house import (
     figures,
     fullest_top,
     mentions,
+    participles,
     with_one_importer,
 )
 
 # Each is lowered by the change that reaches less, and never raised.
 BOUNDS = {
     "rooms": 13,
-    "doors": 218,
+    "doors": 216,
     "doors below a top": 0,
     "doors at the fullest top": 11,
     "arrows between rooms": 64,
-    "files": 611,
-    "files with one importer": 141,
-    "lines in the package": 117_651,
+    "files": 610,
+    "files with one importer": 140,
+    "lines in the package": 117_627,
     "parameters of the largest constructor": 8,
-    "mentions of trust in the server": 56,
+    "mentions of trust in the server": 48,
+    "participles as names": 2,  # a kernel's text is hashed: its parameter keeps its name
 }
 SHOWN = {
     "doors below a top": deep_doors,
@@ -32,6 +34,7 @@ SHOWN = {
     "files with one importer": with_one_importer,
     "parameters of the largest constructor": lambda: sorted(constructors())[-3:],
     "mentions of trust in the server": mentions,
+    "participles as names": participles,
 }
 
 

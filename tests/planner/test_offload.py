@@ -57,7 +57,7 @@ def offloaded(model: str, **flags: Any) -> Offload:
 
 
 def bytes_of(found: Offload, beginning: str) -> int:
-    lines = [line for one in found.held for line in one.lines]
+    lines = [line for one in found.uses for line in one.lines]
     return sum(line.num_bytes for line in lines if line.name.startswith(beginning))
 
 
@@ -79,7 +79,7 @@ def test_what_devices_hold_is_the_model(model: str, dtype: str, on: str, ram: st
     twice = bytes_of(found, "weights, head (a copy")
     assert bytes_of(found, "weights") - twice == whole.weights_bytes
     assert abs(bytes_of(found, "KV cache") - whole.kv_bytes) < 200
-    for one in found.held:
+    for one in found.uses:
         assert all(line.num_bytes > 0 for line in one.lines), one
         assert one.capacity_bytes is None or one.total_bytes <= one.capacity_bytes
 
@@ -182,7 +182,7 @@ def test_cards_are_filled_fastest_first_however_they_are_named() -> None:
     )  # fmt: skip
     alone = offloaded("gpt-oss-120b", on="rtx4090", ram="64GB")
     assert one.command == other.command
-    assert [held.device for held in other.held] == ["rtx4090", "rtx3090", "ram"]
+    assert [held.device for held in other.uses] == ["rtx4090", "rtx3090", "ram"]
     assert one.tokens_per_s > alone.tokens_per_s
     assert one.prompt_tokens_per_s > alone.prompt_tokens_per_s
     assert any("CUDA0 is rtx4090, CUDA1 is rtx3090" in note for note in one.notes)
@@ -197,7 +197,7 @@ def test_a_machine_is_named_as_people_write_it() -> None:
     for name, ids in names.items():
         assert [device.id for device in find_machine(name).devices] == ids
     ram, _ = (
-        offloaded("gpt-oss-120b", on=on).held[-1]
+        offloaded("gpt-oss-120b", on=on).uses[-1]
         for on in ("rtx4090+cpu-epyc-9654", "rtx4090+cpu-9950x")
     )  # fmt: skip
     assert ram.capacity_bytes == find_machine("rtx4090+cpu-epyc-9654").devices[1].usable_bytes
@@ -214,7 +214,7 @@ def test_a_model_that_fits_nowhere_is_offered_llamacpp() -> None:
     assert offer is not None
     assert not offer.is_asked
     assert "too much" in found.answer
-    ram = f"{offer.held[-1].total_bytes / GIB:.1f} GiB of RAM"
+    ram = f"{offer.uses[-1].total_bytes / GIB:.1f} GiB of RAM"
     assert f"llama.cpp runs it on one NVIDIA GeForce RTX 4090 with {ram}" in found.answer
     assert found.as_dict()["offload"]["command"] == offer.command
     text = "\n".join(as_markdown(found))
@@ -240,7 +240,7 @@ def test_rows_are_of_what_is_on_each_device_of_the_machine() -> None:
     found = planned("gpt-oss-120b", on="rtx4090", ram="64GB")
     rows = list(csv.DictReader(io.StringIO(as_csv(found))))
     assert found.offload is not None
-    for one in found.offload.held:
+    for one in found.offload.uses:
         own = [row for row in rows if row["device"] == one.device]
         assert sum(int(row["bytes"]) for row in own) == one.total_bytes
         assert {float(row["token_ms"]) for row in own} == {round(1e3 * one.token_s, 3)}
@@ -256,13 +256,13 @@ def test_a_format_that_llamacpp_has_not_is_named() -> None:
 
 def test_what_ram_has_no_room_for_is_read_from_the_disk() -> None:
     found = offloaded("deepseek-r1", on="rtx3090", ram="96GB", dtype="q2_k")
-    disk = found.held[-1]
+    disk = found.uses[-1]
     assert disk.device == "disk"
     (note,) = (note for note in found.notes if "read from the file" in note)
     enough = int(note.split(" GB of RAM")[0].split()[-1])
     for more, last in ((1, "ram"), (-2, "disk")):
         ram = f"{enough + more}GB"
-        held = offloaded("deepseek-r1", on="rtx3090", ram=ram, dtype="q2_k").held
+        held = offloaded("deepseek-r1", on="rtx3090", ram=ram, dtype="q2_k").uses
         assert held[-1].device == last
 
 
@@ -359,7 +359,7 @@ def test_a_longer_context_slows_prompts_and_larger_batches_quicken_them() -> Non
 
 @pytest.mark.parametrize("size", ["64GB", "64 gb", "64G", "64GiB", 64 << 30])
 def test_ram_has_the_size_that_its_modules_are_sold_with(size: str | int) -> None:
-    assert offloaded("gpt-oss-120b", on="rtx4090", ram=size).held[-1].capacity_bytes == 64 * GIB
+    assert offloaded("gpt-oss-120b", on="rtx4090", ram=size).uses[-1].capacity_bytes == 64 * GIB
 
 
 def test_this_machines_cards_and_ram_are_taken_where_none_is_named(
@@ -369,8 +369,8 @@ def test_this_machines_cards_and_ram_are_taken_where_none_is_named(
     install(tmp_path, monkeypatch, gpu)
     monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
     found = offloaded("gpt-oss-120b", ram="64GB")
-    assert [one.device for one in found.held] == ["rtx4090", "ram"]
-    assert found.held[0].capacity_bytes == 24000 << 20
+    assert [one.device for one in found.uses] == ["rtx4090", "ram"]
+    assert found.uses[0].capacity_bytes == 24000 << 20
     assert found.command == offloaded("gpt-oss-120b", ram="64GB", on="here").command
     # Where no roof was measured the RAM's speed is assumed, and said to be.
     assert any("RAM of 89.6 GB/s" in note for note in found.notes)
@@ -378,8 +378,8 @@ def test_this_machines_cards_and_ram_are_taken_where_none_is_named(
     install(tmp_path, monkeypatch, f"{gpu}\n{gpu}")
     two = planned("gpt-oss-120b", on="here").offload
     assert two is not None
-    assert [one.device for one in two.held][:3] == ["rtx4090", "rtx4090", "ram"]
-    ram = two.held[2].capacity_bytes
+    assert [one.device for one in two.uses][:3] == ["rtx4090", "rtx4090", "ram"]
+    ram = two.uses[2].capacity_bytes
     assert ram is not None
     assert abs(ram - this_machine().usable_bytes - 3 * GIB) < 3 * GIB
 

@@ -32,7 +32,7 @@ def as_csv(plan: Plan) -> str:
                     "how": line.how,
                     "token_ms": round(1e3 * one.token_s, 3),
                 }
-                for one in plan.offload.held
+                for one in plan.offload.uses
                 for line in one.lines
             ]
         )
@@ -202,15 +202,15 @@ def ledger_rows(placement: Placement) -> list[Row]:
     ]
 
 
-def offload_heading(found: Offload) -> str:
+def offload_heading(offload: Offload) -> str:
     """Return what its table is of: where the layers are."""
-    return f"Over cards and RAM, by llama.cpp: {layers_in_words(found.spread)}"
+    return f"Over cards and RAM, by llama.cpp: {layers_in_words(offload.spread)}"
 
 
-def offload_table(found: Offload) -> Table:
+def offload_table(offload: Offload) -> Table:
     """Return what is on each device of a machine, and how long a token takes there."""
     rows: list[Row] = []
-    for one in found.held:
+    for one in offload.uses:
         for number, line in enumerate(one.lines):
             rows.append(
                 (one.device if number == 0 else "", line.name, gib(line.num_bytes), line.how)

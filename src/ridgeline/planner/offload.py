@@ -65,7 +65,7 @@ class HostMachine(NamedTuple):
     name: str = ""
 
 
-class Held(NamedTuple):
+class Usage(NamedTuple):
     """What is on one device.
 
     Attributes:
@@ -92,7 +92,7 @@ class Offload:
 
     Attributes:
         cards: in the order in which llama.cpp is told of them.
-        held: each card, RAM, and the disk if it is needed.
+        uses: each card, RAM, and the disk if it is needed.
         spread: where the parts are.
         dtype: the format of the weights.
         prompt_tokens_per_s: that a prompt is read with.
@@ -103,7 +103,7 @@ class Offload:
     """
 
     cards: tuple[Device, ...]
-    held: tuple[Held, ...]
+    uses: tuple[Usage, ...]
     spread: LayerSpread
     dtype: str
     prompt_tokens_per_s: float
@@ -115,7 +115,7 @@ class Offload:
     @property
     def tokens_per_s(self) -> float:
         """What one request is answered with, behind half of the context."""
-        return 1 / sum(one.token_s for one in self.held)
+        return 1 / sum(one.token_s for one in self.uses)
 
     @property
     def command(self) -> str:
@@ -145,7 +145,7 @@ class Offload:
         cards = " and ".join(
             f"{n} {name}" if n > 1 else f"one {name}" for name, n in counts.items()
         )
-        sizes = {one.device: one.total_bytes for one in self.held}
+        sizes = {one.device: one.total_bytes for one in self.uses}
         disk = f" and {gib(sizes['disk'])} read from disk" if "disk" in sizes else ""
         return f"{cards} with {gib(sizes['ram'])} of RAM{disk}"
 
@@ -176,7 +176,7 @@ class Offload:
                         for line in one.lines
                     ],
                 }
-                for one in self.held
+                for one in self.uses
             ],
             "notes": list(self.notes),
         }
@@ -244,22 +244,22 @@ def offload(
     total = first.whole.weights_bytes - spec.adapters.num_bytes
     num_layers = len(spec.shape.layers) + 1
     parts = parts_of_model(spec.shape, first.storage, total, first.memory)
-    found = spread(parts, num_layers, [_room(placed[card.id]) for card in cards])
-    host, on_disk, said = _host_for(host, found)
+    layout = spread(parts, num_layers, [_room(placed[card.id]) for card in cards])
+    host, on_disk, said = _host_for(host, layout)
     notes += said
-    held = [
-        _card(spec, placed[card.id], own, streamed_bytes(found.in_ram))
-        for card, own in zip(cards, found.on_cards, strict=True)
+    uses = [
+        _card(spec, placed[card.id], own, streamed_bytes(layout.in_ram))
+        for card, own in zip(cards, layout.on_cards, strict=True)
     ]
-    held.append(_ram(found, host, on_disk, first))
+    uses.append(_ram(layout, host, on_disk, first))
     if on_disk:
-        share = on_disk / _weights(found.in_ram)
-        read_s = share * sum(part.read_bytes for part in found.in_ram) / host.disk_bytes_per_s
-        held.append(Held("disk", None, (Line("weights, read again", on_disk, COMPUTED),), read_s))
+        share = on_disk / _weights(layout.in_ram)
+        read_s = share * sum(part.read_bytes for part in layout.in_ram) / host.disk_bytes_per_s
+        uses.append(Usage("disk", None, (Line("weights, read again", on_disk, COMPUTED),), read_s))
         notes.append(
             f"{gib(on_disk)} of the weights find no room in RAM and are read from the file at "
             f"{host.disk_bytes_per_s / 1e9:g} GB/s (--disk-bandwidth): with "
-            f"{_needed(found) / _GIB:,.0f} GB of RAM none would be"
+            f"{_needed(layout) / _GIB:,.0f} GB of RAM none would be"
         )
     notes.append(f"MODEL.gguf is the model's file in {first.storage.name}")
     notes.append(
@@ -268,7 +268,7 @@ def offload(
         f"published figures nine in ten are within {FACTOR_90:g} times, of 10 of prompts within "
         f"{PROMPT_FACTOR:g}"
     )
-    dense = not any(part.is_experts for part in parts) and found.num_gpu_layers < num_layers
+    dense = not any(part.is_experts for part in parts) and layout.num_gpu_layers < num_layers
     if dense and first.memory.context >= LONG_CONTEXT:
         notes.append(
             "the cache of layers in RAM is there too, where attention over long contexts is slow: "
@@ -280,12 +280,12 @@ def offload(
         notes.append(f"{order}: -ts counts their layers in this order")
     return Offload(
         cards=tuple(cards),
-        held=tuple(held),
-        spread=found,
+        uses=tuple(uses),
+        spread=layout,
         dtype=first.storage.name,
-        prompt_tokens_per_s=_prompt_rate(spec, placed, cards, found, host, on_disk),
+        prompt_tokens_per_s=_prompt_rate(spec, placed, cards, layout, host, on_disk),
         factor=_DISK_FACTOR if on_disk else FACTOR_90,
-        flags=" ".join(_flags(found, first, flags)),
+        flags=" ".join(_flags(layout, first, flags)),
         is_asked=is_asked,
         notes=tuple(notes),
     )
@@ -307,20 +307,20 @@ def _kv(parts: Sequence[ModelPart]) -> int:
     return sum(part.kv_bytes for part in parts)
 
 
-def _needed(found: LayerSpread) -> int:
+def _needed(layout: LayerSpread) -> int:
     """Return the RAM with which nothing is read from the disk again."""
-    return _weights(found.in_ram) + _kv(found.in_ram) + _RUNTIME_BYTES + _SYSTEM_BYTES
+    return _weights(layout.in_ram) + _kv(layout.in_ram) + _RUNTIME_BYTES + _SYSTEM_BYTES
 
 
-def _host_for(host: HostMachine, found: LayerSpread) -> tuple[HostMachine, int, list[str]]:
+def _host_for(host: HostMachine, layout: LayerSpread) -> tuple[HostMachine, int, list[str]]:
     """Return the host with what it was not said of it, the weights that it reads from the disk, and
     what was assumed.
 
     Raises ValueError if the RAM cannot hold what is no weight.
     """  # fmt: skip
-    needed, on_disk, notes = _needed(found), 0, []
+    needed, on_disk, notes = _needed(layout), 0, []
     if host.ram_bytes is not None:
-        least = needed - _weights(found.in_ram)
+        least = needed - _weights(layout.in_ram)
         if host.ram_bytes < least:
             raise ValueError(
                 f"--ram {host.ram_bytes / _GIB:.3g}GB is too little: the cache of layers that are "
@@ -360,7 +360,7 @@ def _without(lines: Iterator[Line], num_bytes: int) -> Iterator[Line]:
             yield line._replace(num_bytes=line.num_bytes - less)
 
 
-def _card(spec: ModelSpec, placement: Placement, own: Sequence[ModelPart], buffer: int) -> Held:
+def _card(spec: ModelSpec, placement: Placement, own: Sequence[ModelPart], buffer: int) -> Usage:
     """Return what is on a card, and what a token takes there."""
     device, ledger, memory = placement.device, placement.ledger, placement.memory
     lines = [*_lines(own)]
@@ -374,7 +374,7 @@ def _card(spec: ModelSpec, placement: Placement, own: Sequence[ModelPart], buffe
     num_layers = len({part.layer for part in own if not part.is_experts})
     token_s = efficiency.layer_s * num_layers
     token_s += _read_bytes(own, memory.concurrency) / _rate_of(device) / efficiency.memory
-    return Held(device.id, ledger.capacity_bytes, tuple(lines), token_s)
+    return Usage(device.id, ledger.capacity_bytes, tuple(lines), token_s)
 
 
 def _rate_of(device: Device) -> float:
@@ -388,22 +388,22 @@ def _read_bytes(parts: Sequence[ModelPart], num_seqs: int) -> float:
     return sum(part.read_bytes + part.kv_bytes / num_seqs / 2 for part in parts)
 
 
-def _ram(found: LayerSpread, host: HostMachine, on_disk: int, first: Placement) -> Held:
+def _ram(layout: LayerSpread, host: HostMachine, on_disk: int, first: Placement) -> Usage:
     """Return what is in RAM, and what a token takes there."""
-    lines = [*_without(_lines(found.in_ram), on_disk)]
+    lines = [*_without(_lines(layout.in_ram), on_disk)]
     lines.append(Line("llama.cpp", _RUNTIME_BYTES, ASSUMED))
     lines.append(Line("system and other programs", _SYSTEM_BYTES, ASSUMED))
     rate, num_seqs = host.ram_bytes_per_s or _PC_BYTES_PER_S, first.memory.concurrency
-    experts = [part for part in found.in_ram if part.is_experts]
-    layers = [part for part in found.in_ram if not part.is_experts]
+    experts = [part for part in layout.in_ram if part.is_experts]
+    layers = [part for part in layout.in_ram if not part.is_experts]
     token_s = _read_bytes(layers, num_seqs) / (rate * DENSE_REACH)
     token_s += _read_bytes(experts, num_seqs) / (rate * EXPERTS_REACH)
-    token_s += HOP_S * found.num_expert_layers_in_ram
-    return Held("ram", host.ram_bytes, tuple(lines), token_s)
+    token_s += HOP_S * layout.num_expert_layers_in_ram
+    return Usage("ram", host.ram_bytes, tuple(lines), token_s)
 
 
 def _prompt_rate(
-    spec: ModelSpec, placed: dict[str, Placement], cards: Sequence[Device], found: LayerSpread,
+    spec: ModelSpec, placed: dict[str, Placement], cards: Sequence[Device], layout: LayerSpread,
     host: HostMachine, on_disk: int,
 ) -> float:  # fmt: skip
     """Return the tokens of a prompt of the context that are read in a second, in largest steps.
@@ -412,11 +412,11 @@ def _prompt_rate(
     """
     memory = placed[cards[0].id].memory
     batch = min(memory.engine.max_num_batched_tokens, memory.context)
-    num_on_cards = max(1, sum(found.split))
+    num_on_cards = max(1, sum(layout.split))
     seconds = 0.0
     for i, card in enumerate(cards):
-        rest = found.num_layers - sum(found.split) if i == 0 else 0
-        share = (found.split[i] + rest) / max(num_on_cards, found.num_layers)
+        rest = layout.num_layers - sum(layout.split) if i == 0 else 0
+        share = (layout.split[i] + rest) / max(num_on_cards, layout.num_layers)
         efficiency = efficiency_of(card, "llamacpp", efficiencies())
         placement = placed[card.id]
         times = device_time(
@@ -426,21 +426,21 @@ def _prompt_rate(
         seconds += share * times.seconds(of_items(middle, times.windows))
     streamed = sum(
         part.num_bytes * (1 - (1 - part.read_bytes / part.num_bytes) ** batch)
-        for part in found.in_ram
+        for part in layout.in_ram
         if part.layer >= 0
     )
     seconds += streamed / (cards[0].pcie_bytes_per_s or _PCIE_BYTES_PER_S) / _PCIE_REACH
     return batch / (seconds + on_disk / host.disk_bytes_per_s)
 
 
-def _flags(found: LayerSpread, first: Placement, flags: PlanFlags) -> Iterator[str]:
+def _flags(layout: LayerSpread, first: Placement, flags: PlanFlags) -> Iterator[str]:
     """Yield the flags of llama-server that make this spread."""
-    yield f"-ngl {found.num_gpu_layers}"
-    in_ram = found.num_expert_layers_in_ram
+    yield f"-ngl {layout.num_gpu_layers}"
+    in_ram = layout.num_expert_layers_in_ram
     if in_ram:
-        yield f"--n-cpu-moe {found.num_cpu_moe}"
-    if len(found.split) > 1:
-        yield f"-ts {','.join(map(str, found.split))}"
+        yield f"--n-cpu-moe {layout.num_cpu_moe}"
+    if len(layout.split) > 1:
+        yield f"-ts {','.join(map(str, layout.split))}"
     yield f"-c {first.memory.context * first.memory.concurrency}"
     if first.memory.concurrency > 1:
         yield f"-np {first.memory.concurrency}"
@@ -468,10 +468,10 @@ def vllm_note(placement: Placement) -> str | None:
     )
 
 
-def layers_in_words(found: LayerSpread) -> str:
+def layers_in_words(layout: LayerSpread) -> str:
     """Return where the layers are, for people."""
-    on_cards = counted(max(0, found.num_gpu_layers - 1), "layer")
-    if found.num_expert_layers_in_ram:
-        experts = counted(found.num_expert_layers_in_ram, "layer")
+    on_cards = counted(max(0, layout.num_gpu_layers - 1), "layer")
+    if layout.num_expert_layers_in_ram:
+        experts = counted(layout.num_expert_layers_in_ram, "layer")
         return f"{on_cards} on cards, the experts of {experts} of these in RAM"
-    return f"{on_cards} of {found.num_layers - 1} on cards"
+    return f"{on_cards} of {layout.num_layers - 1} on cards"

@@ -15,7 +15,7 @@ from openai.types.responses import response_create_params
 from ridgeline.serve.answer import fields
 from ridgeline.serve.answer.protocol import ChatRequest, CompletionRequest
 from ridgeline.serve.dialects.llamacpp.infill import InfillRequest
-from ridgeline.serve.dialects.ollama.protocol import ChatAsked, GenerateAsked
+from ridgeline.serve.dialects.ollama.protocol import GenerateRequest, OllamaChatRequest
 from ridgeline.serve.dialects.openai.embeddings import EmbeddingsRequest
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.http.request_body import DroppedField, RequestModel
@@ -339,5 +339,5 @@ def test_what_programs_send_to_other_servers_is_taken(coder: Served, whose: str)
 
 def test_no_other_body_is_forgotten() -> None:
     """Each of these has a table, so that none refuses what it does not know."""
-    for body in (InfillRequest, ChatAsked, GenerateAsked, ChatRequest, CompletionRequest):
+    for body in (InfillRequest, OllamaChatRequest, GenerateRequest, ChatRequest, CompletionRequest):
         assert body.extras is not None

@@ -19,7 +19,7 @@ from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.dialects.anthropic import request as anthropic
 from ridgeline.serve.dialects.anthropic.protocol import MessagesRequest
 from ridgeline.serve.dialects.ollama import request as ollama
-from ridgeline.serve.dialects.ollama.protocol import ChatAsked
+from ridgeline.serve.dialects.ollama.protocol import OllamaChatRequest
 from ridgeline.serve.dialects.responses import request as responses
 from ridgeline.serve.dialects.responses.protocol import ResponsesRequest
 from ridgeline.serve.http.errors import ApiError
@@ -37,7 +37,7 @@ KINDS: dict[str, type[RequestModel]] = {
     CHAT: ChatRequest,
     RESPOND: ResponsesRequest,
     MESSAGES: MessagesRequest,
-    TALK: ChatAsked,
+    TALK: OllamaChatRequest,
 }
 
 
@@ -96,7 +96,7 @@ def names(row: Row, where: str) -> list[str]:
 def read(path: str, body: dict[str, Any]) -> tuple[str, list[str]]:
     """Return all that a template gets to write, and what is named as dropped."""
     if path == TALK:
-        asked: Any = ChatAsked.model_validate(body)
+        asked: Any = OllamaChatRequest.model_validate(body)
         request = ollama.chat_request(asked)
     elif path == MESSAGES:
         asked = MessagesRequest.model_validate(body)

@@ -163,7 +163,7 @@ def test_calls_come_whole_and_results_go_back(thinker: Served) -> None:
 
 
 def test_results_find_their_calls() -> None:
-    from ridgeline.serve.dialects.ollama.protocol import ChatAsked
+    from ridgeline.serve.dialects.ollama.protocol import OllamaChatRequest
     from ridgeline.serve.dialects.ollama.request import chat_request
 
     def call(name: str, **more: str) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def test_results_find_their_calls() -> None:
         {"role": "tool", "content": "2", "tool_name": "a"},
         {"role": "tool", "content": "3"},
     ]
-    asked = ChatAsked.model_validate({"model": "m", "messages": messages})
+    asked = OllamaChatRequest.model_validate({"model": "m", "messages": messages})
     found = chat_request(asked).messages
     ids = [one["id"] for one in found[0].tool_calls or ()]
     assert len(set(ids)) == 3

@@ -166,7 +166,7 @@ def lay(
         (in_ram if stays else by_layer[part.layer]).append(part)
     buffer = streamed_bytes(in_ram)
     split = [0] * len(rooms)
-    held: list[list[ModelPart]] = [[] for _ in rooms]
+    by_card: list[list[ModelPart]] = [[] for _ in rooms]
     card, left = 0, rooms[0] - buffer
     for layer in range(first, num_layers):
         own = by_layer[layer]
@@ -178,8 +178,8 @@ def lay(
             left = rooms[card] - buffer
         left -= size
         split[card] += 1
-        held[card] += own
-    on_cards = tuple(tuple(one) for one in held)
+        by_card[card] += own
+    on_cards = tuple(tuple(one) for one in by_card)
     return LayerSpread(
         num_layers, num_gpu_layers, num_cpu_moe, tuple(split), on_cards, tuple(in_ram)
     )

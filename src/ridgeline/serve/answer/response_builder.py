@@ -319,7 +319,7 @@ class ResponseBuilder:
             most, entries = self._body.prompt_logprobs, self._requests[index].prompt_logprobs
             visible = [entries.get(i, token) for i, token in enumerate(self._stream.prompts[index])]
             if self._filter:
-                visible = self._filter.told_of_prompt(visible)
+                visible = self._filter.visible_of_prompt(visible)
             said["prompt_logprobs"] = [
                 self._ranked(entries[i], one, most) if isinstance(one, TokenLogprobs) else None
                 for i, one in enumerate(visible)

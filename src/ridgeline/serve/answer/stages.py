@@ -48,7 +48,7 @@ class AnswerFilter(Protocol):
     def may_show(self, prompt: int) -> bool:
         """Whether an answer may tell of all tokens of a prompt."""
 
-    def told_of_prompt(self, entries: list[TokenLogprobs | int]) -> list[TokenLogprobs | int]:
+    def visible_of_prompt(self, entries: list[TokenLogprobs | int]) -> list[TokenLogprobs | int]:
         """Return what may be told of a prompt's tokens; a bare token stands for nothing."""
 
 

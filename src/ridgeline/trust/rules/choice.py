@@ -76,7 +76,7 @@ class FilteredAnswers:
         """Whether rules let an answer tell of all tokens of a prompt."""
         return self._rules.is_shown(self._text.tokenizer.decode(self._stream.prompts[prompt]))
 
-    def told_of_prompt(self, entries: list[Entry]) -> list[Entry]:
+    def visible_of_prompt(self, entries: list[Entry]) -> list[Entry]:
         """Return what may be told of a prompt's tokens; a bare token stands for nothing."""
         tokenizer = self._text.tokenizer
         tokens = self._rules.new_tokens(tokenizer.token_bytes, tokenizer.new_decoder())

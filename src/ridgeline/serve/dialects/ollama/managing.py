@@ -20,7 +20,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ridgeline.serve.aliases import NAME, Alias, Aliases
 from ridgeline.serve.answer.reply import STREAMED
 from ridgeline.serve.answer.schemas import TEXT_ERRORS, documented
-from ridgeline.serve.dialects.ollama.protocol import CopyAsked, CreateAsked, NameAsked, PullAsked
+from ridgeline.serve.dialects.ollama.protocol import (
+    CopyRequest,
+    CreateRequest,
+    NameRequest,
+    PullRequest,
+)
 from ridgeline.serve.dialects.ollama.request import openai_messages
 from ridgeline.serve.dialects.ollama.response import OllamaWriter
 from ridgeline.serve.dialects.ollama.schemas import LINES, Progress
@@ -64,7 +69,7 @@ def _add_pull(app: FastAPI, models: Shelf) -> None:
     fetching = asyncio.Lock()
 
     @app.post("/api/pull", responses=_SAID)
-    async def pull(body: PullAsked, request: Request) -> Response:
+    async def pull(body: PullRequest, request: Request) -> Response:
         """Fetch a model, unless it is here; then nothing is to be done."""
         name = body.named
         if models.model_of(name) or models.aliases.find(name):
@@ -131,7 +136,7 @@ def _add_aliases(app: FastAPI, models: Shelf) -> None:
         raise ApiError(404, message, param=param, code="model_not_found")
 
     @app.post("/api/create", responses=_SAID)
-    async def create(body: CreateAsked, request: Request) -> Response:
+    async def create(body: CreateRequest, request: Request) -> Response:
         """Give a model a further name, with a system prompt, a template, options, messages."""
         check_operator(request.state)
         if _OF_GO.search(body.template or ""):
@@ -150,14 +155,14 @@ def _add_aliases(app: FastAPI, models: Shelf) -> None:
         return _done(body.stream)
 
     @app.post("/api/copy", responses=TEXT_ERRORS, response_class=Response)
-    async def copy(body: CopyAsked, request: Request) -> Response:
+    async def copy(body: CopyRequest, request: Request) -> Response:
         """Give a model a further name."""
         check_operator(request.state)
         keep(replace(resolve_alias(body.source, "source"), name=body.destination))
         return Response()
 
     @app.delete("/api/delete", responses=TEXT_ERRORS, response_class=Response)
-    async def delete(body: NameAsked, request: Request) -> Response:
+    async def delete(body: NameRequest, request: Request) -> Response:
         """Take a further name from a model."""
         check_operator(request.state)
         if models.model_of(body.named):

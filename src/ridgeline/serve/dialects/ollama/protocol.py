@@ -92,7 +92,7 @@ class OllamaMessage(RequestModel):
         return ["images"]
 
 
-class Asked(RequestModel):
+class OllamaRequest(RequestModel):
     """What both routes take."""
 
     extras = fields.OLLAMA
@@ -113,7 +113,7 @@ class Asked(RequestModel):
         return self.stream is not False
 
 
-class ChatAsked(Asked):
+class OllamaChatRequest(OllamaRequest):
     """POST /api/chat."""
 
     runs = ("function",)
@@ -126,7 +126,7 @@ class ChatAsked(Asked):
     parallel_tool_calls: bool | None = None
 
 
-class GenerateAsked(Asked):
+class GenerateRequest(OllamaRequest):
     """POST /api/generate."""
 
     extras = fields.OLLAMA_GENERATE
@@ -145,7 +145,7 @@ class RawRequest(CompletionRequest):
     logprobs: int | None = Field(None, ge=0, le=20)
 
 
-class NameAsked(RequestModel):
+class NameRequest(RequestModel):
     """DELETE /api/delete, and what other routes that name a model have in common."""
 
     extras = fields.ANY
@@ -165,13 +165,13 @@ class NameAsked(RequestModel):
         return self.model or self.name
 
 
-class ShowAsked(NameAsked):
+class ShowRequest(NameRequest):
     """POST /api/show."""
 
     extras = fields.OLLAMA_SHOW
 
 
-class PullAsked(NameAsked):
+class PullRequest(NameRequest):
     """POST /api/pull."""
 
     extras = fields.OLLAMA_PULL
@@ -179,7 +179,7 @@ class PullAsked(NameAsked):
     stream: bool | None = None  # absent: true
 
 
-class CreateAsked(NameAsked):
+class CreateRequest(NameRequest):
     """POST /api/create."""
 
     extras = fields.OLLAMA_CREATE
@@ -198,7 +198,7 @@ class CreateAsked(NameAsked):
         return self
 
 
-class CopyAsked(RequestModel):
+class CopyRequest(RequestModel):
     """POST /api/copy."""
 
     extras = fields.ANY
@@ -207,7 +207,7 @@ class CopyAsked(RequestModel):
     destination: str
 
 
-class EmbedAsked(RequestModel):
+class EmbedRequest(RequestModel):
     """POST /api/embed."""
 
     extras = fields.OLLAMA_EMBED
@@ -231,7 +231,7 @@ class EmbedAsked(RequestModel):
         return None if self.truncate is False else -1
 
 
-class EmbeddingAsked(RequestModel):
+class EmbeddingRequest(RequestModel):
     """POST /api/embeddings, the older route, for one text."""
 
     extras = fields.OLLAMA_EMBEDDING

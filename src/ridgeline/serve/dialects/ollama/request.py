@@ -10,11 +10,11 @@ from typing import Any
 from ridgeline.serve.answer.dialect import Dialect
 from ridgeline.serve.answer.protocol import ChatRequest
 from ridgeline.serve.dialects.ollama.protocol import (
-    Asked,
-    ChatAsked,
-    GenerateAsked,
+    GenerateRequest,
+    OllamaChatRequest,
     OllamaMessage,
     OllamaOptions,
+    OllamaRequest,
     RawRequest,
 )
 from ridgeline.serve.http.errors import ApiError
@@ -35,7 +35,7 @@ OLLAMA = Dialect(
 )
 
 
-def chat_request(request: ChatAsked) -> ChatRequest:
+def chat_request(request: OllamaChatRequest) -> ChatRequest:
     """Return a conversation as a chat request. Raises ApiError."""
     fields = {
         **_common(request),
@@ -49,7 +49,7 @@ def chat_request(request: ChatAsked) -> ChatRequest:
     return OLLAMA.request(ChatRequest, request.options, fields)
 
 
-def prompt_request(request: GenerateAsked) -> ChatRequest:
+def prompt_request(request: GenerateRequest) -> ChatRequest:
     """Return a prompt as a conversation of one message. Raises ApiError."""
     messages = [{"role": "system", "content": request.system}] if request.system else []
     messages.append({"role": "user", "content": request.prompt})
@@ -58,7 +58,7 @@ def prompt_request(request: GenerateAsked) -> ChatRequest:
     return OLLAMA.request(ChatRequest, request.options, fields)
 
 
-def raw_request(request: GenerateAsked) -> RawRequest:
+def raw_request(request: GenerateRequest) -> RawRequest:
     """Return a prompt that is continued as it stands. Raises ApiError."""
     for name in ("system", "think"):
         if getattr(request, name):
@@ -69,13 +69,13 @@ def raw_request(request: GenerateAsked) -> RawRequest:
     return OLLAMA.request(RawRequest, request.options, fields)
 
 
-def _logprobs(request: Asked) -> dict[str, Any]:
+def _logprobs(request: OllamaRequest) -> dict[str, Any]:
     """Return what a chat is asked to tell of its tokens."""
     top = request.top_logprobs if request.logprobs else None
     return {"logprobs": request.logprobs, "top_logprobs": top}
 
 
-def _common(request: Asked) -> dict[str, Any]:
+def _common(request: OllamaRequest) -> dict[str, Any]:
     options = request.options or OllamaOptions.model_validate({})
     length = options.num_predict
     return {

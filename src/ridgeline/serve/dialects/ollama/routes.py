@@ -17,12 +17,12 @@ from ridgeline.serve.answer.schemas import TEXT_ERRORS, documented
 from ridgeline.serve.dialects.ollama import models, schemas
 from ridgeline.serve.dialects.ollama.managing import add_management
 from ridgeline.serve.dialects.ollama.protocol import (
-    Asked,
-    ChatAsked,
-    EmbedAsked,
-    EmbeddingAsked,
-    GenerateAsked,
-    ShowAsked,
+    EmbeddingRequest,
+    EmbedRequest,
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaRequest,
+    ShowRequest,
 )
 from ridgeline.serve.dialects.ollama.request import (
     OLLAMA,
@@ -48,7 +48,7 @@ def add_ollama(app: FastAPI, server: ModelServer) -> None:
 
 def _add_answers(app: FastAPI, server: ModelServer) -> None:
     @app.post("/api/chat", responses=TEXT_ERRORS | _LINES(schemas.ChatAnswered))
-    async def chat(body: ChatAsked, request: Request) -> Response:
+    async def chat(body: OllamaChatRequest, request: Request) -> Response:
         """Answer a conversation, as Ollama does."""
         server.check_open(body.model)
         if not body.messages:
@@ -58,7 +58,7 @@ def _add_answers(app: FastAPI, server: ModelServer) -> None:
         return await server.reply_in(OLLAMA, request, convert, writer)
 
     @app.post("/api/generate", responses=TEXT_ERRORS | _LINES(schemas.GenerateAnswered))
-    async def generate(body: GenerateAsked, request: Request) -> Response:
+    async def generate(body: GenerateRequest, request: Request) -> Response:
         """Answer a prompt, as Ollama does; with raw or a suffix, continue it or fill in."""
         server.check_open(body.model)
         if not body.prompt and not body.suffix:
@@ -88,7 +88,7 @@ def _add_answers(app: FastAPI, server: ModelServer) -> None:
 
 def _add_vectors(app: FastAPI, server: ModelServer) -> None:
     @app.post("/api/embed", responses=TEXT_ERRORS | {200: {"model": schemas.Embedded}})
-    async def embed(body: EmbedAsked, request: Request) -> Response:
+    async def embed(body: EmbedRequest, request: Request) -> Response:
         """Return the vectors of texts, as Ollama does."""
         server.check_open(body.model)
 
@@ -110,7 +110,7 @@ def _add_vectors(app: FastAPI, server: ModelServer) -> None:
             return await vectors_of(server, request, body, body.texts, "input", answer)
 
     @app.post("/api/embeddings", responses=TEXT_ERRORS | {200: {"model": schemas.EmbeddedOne}})
-    async def embeddings(body: EmbeddingAsked, request: Request) -> Response:
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return the vector of one text as the model makes it, as Ollama once did."""
         server.check_open(body.model)
 
@@ -122,7 +122,7 @@ def _add_vectors(app: FastAPI, server: ModelServer) -> None:
         return await vectors_of(server, request, body, [body.prompt], "prompt", answer)
 
 
-def _loaded(body: Asked) -> schemas.Answered:
+def _loaded(body: OllamaRequest) -> schemas.Answered:
     """Return the end of the answer to an empty request, which loads or unloads a model."""
     return {
         "model": body.model,
@@ -132,7 +132,9 @@ def _loaded(body: Asked) -> schemas.Answered:
     }
 
 
-def _at_once(body: Asked, answer: schemas.ChatAnswered | schemas.GenerateAnswered) -> Response:
+def _at_once(
+    body: OllamaRequest, answer: schemas.ChatAnswered | schemas.GenerateAnswered
+) -> Response:
     """Return an answer for which nothing is computed."""
     if not body.is_streamed:
         return JSONResponse(answer)
@@ -156,7 +158,7 @@ def _add_models(app: FastAPI, server: ModelServer) -> None:
         return {"models": [one]}
 
     @app.post("/api/show", responses=TEXT_ERRORS)
-    async def show(body: ShowAsked) -> schemas.Shown:
+    async def show(body: ShowRequest) -> schemas.Shown:
         """Say what the model is and can."""
         server.check_open(body.named)
         can = {
