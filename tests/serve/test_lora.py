@@ -188,7 +188,7 @@ def test_an_adapter_that_goes_from_the_disk_tells_no_path(model: Path, folder: P
     shutil.copytree(folder / "inside" / "a", gone)
     with serving(model, {"lora": {"gone": gone}}) as served:
         shutil.rmtree(gone)
-        served.llm.adapters._named["gone"].kept = None  # as where another took its memory
+        served.llm.adapters._named["gone"].handle = None  # as where another took its memory
         status, error = served.refused(COMPLETE, ASK | {"model": "gone"})
     assert (status, error["message"].startswith("gone: no such adapter")) == (404, True)
 
@@ -263,9 +263,9 @@ def test_coming_and_going_under_load_loses_no_request(served: Served) -> None:
     for client in clients:
         client.join()
     assert not lost
-    two = sum(one.num_bytes for one in served.llm.adapters._kept)
+    two = sum(one.num_bytes for one in served.llm.adapters._handles)
     assert served.llm.adapters.names == ["a", "b"]
-    eventually(lambda: len(served.llm.adapters._kept) == 2)
+    eventually(lambda: len(served.llm.adapters._handles) == 2)
     assert two > 0
 
 
@@ -285,12 +285,12 @@ def test_a_request_keeps_what_is_unloaded_and_metrics_tell_it(served: Served) ->
     assert seen.wait(PATIENCE_S)
     assert served.metrics()['ridgeline:lora_requests{lora_name="c"}'] == 1
     assert served.call(UNLOAD, {"lora_name": "c"})[0] == 200
-    assert len(served.llm.adapters._kept) == 3
+    assert len(served.llm.adapters._handles) == 3
     gate.set()
     client.join()
     served.valve.before = lambda step: None
     assert found == [wanted]
-    eventually(lambda: len(served.llm.adapters._kept) == 2)
+    eventually(lambda: len(served.llm.adapters._handles) == 2)
 
 
 def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> None:

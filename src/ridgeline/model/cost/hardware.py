@@ -186,8 +186,8 @@ class CloudMachine:
         """Return its prices, those of the whole machine."""
         return tuple(
             Price(
-                self.name, self.provider, self.region, kind, usd, self.date, self.source,
-                self.confidence,
+                device=self.name, provider=self.provider, region=self.region, kind=kind,
+                usd_per_hour=usd, date=self.date, source=self.source, confidence=self.confidence,
             )
             for kind, usd in self.usd_per_hour.items()
         )  # fmt: skip
