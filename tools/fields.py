@@ -59,11 +59,11 @@ BODIES: dict[str, tuple[type[RequestModel], ...]] = {
         *(anthropic.ToolResultBlock, anthropic.ThinkingBlock),
     ),
     "`/api/chat`, `/api/generate`": (
-        *(ollama.ChatAsked, ollama.GenerateAsked),
+        *(ollama.OllamaChatRequest, ollama.GenerateRequest),
         *(ollama.OllamaOptions, ollama.OllamaMessage, ollama.Call),
     ),
     "`/api/show`, `/api/embed`, `/api/pull`, `/api/create`": (
-        *(ollama.ShowAsked, ollama.EmbedAsked, ollama.PullAsked, ollama.CreateAsked),
+        *(ollama.ShowRequest, ollama.EmbedRequest, ollama.PullRequest, ollama.CreateRequest),
     ),
     "`/infill`, `/completion`": (
         *(infill.InfillRequest, infill.ExtraFile, infill.LlamaCppRequest),
