@@ -65,7 +65,7 @@ class HostMachine(NamedTuple):
     name: str = ""
 
 
-class Usage(NamedTuple):
+class OnDevice(NamedTuple):
     """What is on one device.
 
     Attributes:
@@ -103,7 +103,7 @@ class Offload:
     """
 
     cards: tuple[Device, ...]
-    uses: tuple[Usage, ...]
+    uses: tuple[OnDevice, ...]
     spread: LayerSpread
     dtype: str
     prompt_tokens_per_s: float
@@ -255,7 +255,9 @@ def offload(
     if on_disk:
         share = on_disk / _weights(layout.in_ram)
         read_s = share * sum(part.read_bytes for part in layout.in_ram) / host.disk_bytes_per_s
-        uses.append(Usage("disk", None, (Line("weights, read again", on_disk, COMPUTED),), read_s))
+        uses.append(
+            OnDevice("disk", None, (Line("weights, read again", on_disk, COMPUTED),), read_s)
+        )
         notes.append(
             f"{gib(on_disk)} of the weights find no room in RAM and are read from the file at "
             f"{host.disk_bytes_per_s / 1e9:g} GB/s (--disk-bandwidth): with "
@@ -360,7 +362,7 @@ def _without(lines: Iterator[Line], num_bytes: int) -> Iterator[Line]:
             yield line._replace(num_bytes=line.num_bytes - less)
 
 
-def _card(spec: ModelSpec, placement: Placement, own: Sequence[ModelPart], buffer: int) -> Usage:
+def _card(spec: ModelSpec, placement: Placement, own: Sequence[ModelPart], buffer: int) -> OnDevice:
     """Return what is on a card, and what a token takes there."""
     device, ledger, memory = placement.device, placement.ledger, placement.memory
     lines = [*_lines(own)]
@@ -374,7 +376,7 @@ def _card(spec: ModelSpec, placement: Placement, own: Sequence[ModelPart], buffe
     num_layers = len({part.layer for part in own if not part.is_experts})
     token_s = efficiency.layer_s * num_layers
     token_s += _read_bytes(own, memory.concurrency) / _rate_of(device) / efficiency.memory
-    return Usage(device.id, ledger.capacity_bytes, tuple(lines), token_s)
+    return OnDevice(device.id, ledger.capacity_bytes, tuple(lines), token_s)
 
 
 def _rate_of(device: Device) -> float:
@@ -388,7 +390,7 @@ def _read_bytes(parts: Sequence[ModelPart], num_seqs: int) -> float:
     return sum(part.read_bytes + part.kv_bytes / num_seqs / 2 for part in parts)
 
 
-def _ram(layout: LayerSpread, host: HostMachine, on_disk: int, first: Placement) -> Usage:
+def _ram(layout: LayerSpread, host: HostMachine, on_disk: int, first: Placement) -> OnDevice:
     """Return what is in RAM, and what a token takes there."""
     lines = [*_without(_lines(layout.in_ram), on_disk)]
     lines.append(Line("llama.cpp", _RUNTIME_BYTES, ASSUMED))
@@ -399,7 +401,7 @@ def _ram(layout: LayerSpread, host: HostMachine, on_disk: int, first: Placement)
     token_s = _read_bytes(layers, num_seqs) / (rate * DENSE_REACH)
     token_s += _read_bytes(experts, num_seqs) / (rate * EXPERTS_REACH)
     token_s += HOP_S * layout.num_expert_layers_in_ram
-    return Usage("ram", host.ram_bytes, tuple(lines), token_s)
+    return OnDevice("ram", host.ram_bytes, tuple(lines), token_s)
 
 
 def _prompt_rate(
