@@ -12,12 +12,12 @@ import argparse
 from dataclasses import dataclass
 
 from ridgeline.engine.setup.home import stores
+from ridgeline.model.cost.device_time import StepWork, work_of
+from ridgeline.model.cost.format_bytes import storage_of_dtype
 from ridgeline.model.cost.hardware import Device
-from ridgeline.model.cost.shapes import ModelShape, active_params, weight_params
+from ridgeline.model.cost.shapes import ModelShape, weight_params
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import read_model_spec
-
-_LOOKED_UP = "embedding"  # a token looks up a row of it, and multiplies by nothing
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,14 @@ class Estimate:
         return weight_params(self.shape)
 
     @property
-    def active(self) -> int:
-        """Weights that a token is multiplied by."""
-        return active_params(self.shape) - (0 if self.shape.is_tied else self._looked_up)
+    def work(self) -> StepWork:
+        """What plans say that a step reads and calculates, with weights of 16 bits."""
+        return work_of(self.shape, storage_of_dtype("bf16", self.shape), self.kv_bits / 8)
 
     @property
-    def _looked_up(self) -> int:
-        return sum(m.num_params for _, m in self.shape.matrices() if m.group == _LOOKED_UP)
+    def active(self) -> float:
+        """Weights that a token is multiplied by: of the embedding it looks up a row."""
+        return (self.work.token_flops + self.work.row_flops) / 2
 
     @property
     def num_experts(self) -> tuple[int, int]:
@@ -64,19 +65,14 @@ class Estimate:
 
         Tokens choose their experts by chance here.
         """
-        read = 0.0
-        for _, matrix in self.shape.matrices():
-            if matrix.group == _LOOKED_UP and not self.shape.is_tied:
-                continue
-            missed = (1 - matrix.active / matrix.copies) ** num_tokens
-            read += matrix.num_params * (1 - missed)
-        return read * self.bits / 8
+        work = self.work
+        met = sum(one.num_bytes * (1 - (1 - one.share) ** num_tokens) for one in work.experts)
+        return (work.layer_bytes + work.head_bytes + met) * self.bits / 16
 
     @property
     def kv_token_bytes(self) -> float:
         """Bytes of a token in the cache."""
-        values = sum(layer.cache.values_per_token() for layer in self.shape.layers)
-        return values * self.kv_bits / 8
+        return self.work.position_bytes
 
     @property
     def kv_bytes(self) -> float:

@@ -24,19 +24,18 @@ def data() -> dict[str, Any]:
     for path in sorted(PAGE.parent.glob("*-*.json")):
         shape = read_model_spec(str(path), stores()).shape
         one = Estimate(shape, devices()[DEVICES[0]])
-        read: dict[float, int] = {}  # weights by the share of them that a token meets
-        for _, matrix in shape.matrices():
-            if matrix.group != "embedding" or shape.is_tied:
-                share = matrix.active / matrix.copies
-                read[share] = read.get(share, 0) + matrix.num_params
+        always = one.work.layer_bytes + one.work.head_bytes  # in 16 bits
+        read = {part.share: part.num_bytes / 2 for part in one.work.experts} | {1.0: always / 2}
         caches: dict[int, int] = {}  # numbers of a token by the window of their layers, 0 for none
         for layer in shape.layers:
             window = layer.cache.window or 0
             caches[window] = caches.get(window, 0) + layer.cache.values_per_token()
         models[path.stem] = {
-            "params": one.params, "active": one.active, "read": sorted(read.items()),
+            "params": one.params,
+            "active": round(one.active),
+            "read": [(share, round(num)) for share, num in sorted(read.items())],
             "caches": sorted(caches.items()),
-        }  # fmt: skip
+        }
     found = {name: devices()[name] for name in DEVICES}
     return {
         "models": models,
