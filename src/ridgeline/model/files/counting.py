@@ -58,12 +58,8 @@ _ARITHMETIC = frozenset((
 ))  # fmt: skip
 _OF_CHOICE = ("ffn.num_groups", "ffn.groups_met", "scales.ffn")
 _GATES = "gated_mlp"  # our own key, for families without a row
-_OF_LATENT_EXPERTS = "moe_latent_size"  # of families whose experts compute in that width
-_OF_BLOCKS = "sparse_attention_config"  # of families whose attention reads chosen blocks
 _OF_UNLIKE = "block_configs"  # of families whose layers say their sizes each by itself
-_OF_WINDOWS = "swa_num_key_value_heads"  # of families whose layers with windows have other heads
 _MULTIPLE = 256  # to which widths of MLPs are rounded where they are given as a factor
-_OF_INDEXER = "index_topk"  # of families whose attention reads this number of tokens
 _SIZES_OF_SOME = {"decoder_sparse_step", *ONLY}  # which the engine reads of some families alone
 # What is read of rope alone: whatever it says, no size depends on it.
 _OF_ROPE = (
@@ -213,16 +209,9 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
         of_sizes = replace(of_sizes, facts=facts, outer=outer)
     arch = arch_of(config, of_sizes, of_sizes.read(config), {}, max_position=context)
     shape = shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
-    if _OF_INDEXER in family.ignored_keys:
-        shape = _with_indexer(shape, config)
-    if _OF_BLOCKS in family.ignored_keys:
-        shape = _with_index_branch(shape, config)
-    if _OF_UNLIKE in family.ignored_keys:
-        shape = _with_unlike_layers(shape, config)
-    if _OF_WINDOWS in family.ignored_keys:
-        shape = _with_heads_of_windows(shape, config)
-    if _OF_LATENT_EXPERTS in family.ignored_keys:
-        shape = _with_latent_experts(shape, config.integer(_OF_LATENT_EXPERTS))
+    for key, count in _COUNTED_APART.items():
+        if key in family.ignored_keys:
+            shape = count(shape, config)
     _refuse_other_sizes(config, family, HARMLESS - _SIZES_OF_SOME)
     return shape
 
@@ -333,7 +322,7 @@ def _with_indexer(shape: ModelShape, config: ConfigReader) -> ModelShape:
         _with_keys(layer, matrices, dim) if kind != "shared" else layer
         for layer, kind in zip_longest(shape.layers, kinds[: len(shape.layers)])
     )
-    return replace(shape, layers=layers, assumptions=_said_of_indexer(_OF_INDEXER))
+    return replace(shape, layers=layers, assumptions=_said_of_indexer("index_topk"))
 
 
 def _with_keys(layer: LayerShape, matrices: tuple[Matrix, ...], dim: int) -> LayerShape:
@@ -355,9 +344,9 @@ def _with_index_branch(shape: ModelShape, config: ConfigReader) -> ModelShape:
 
     Raises ModelFileError if it does not say which layers do.
     """
-    said = config.get(_OF_BLOCKS)
+    said = config.get("sparse_attention_config")
     said = said if isinstance(said, Mapping) else {}
-    sizes = ConfigReader(said, f"{config.where}: {_OF_BLOCKS}")
+    sizes = ConfigReader(said, f"{config.where}: sparse_attention_config")
     heads = sizes.integer("sparse_num_index_heads")
     dim, hidden = sizes.integer("sparse_index_dim"), shape.hidden_size
     chosen = said.get("sparse_attention_freq")
@@ -372,10 +361,10 @@ def _with_index_branch(shape: ModelShape, config: ConfigReader) -> ModelShape:
         _with_keys(layer, matrices, dim) if one else layer
         for layer, one in zip(shape.layers, chosen, strict=True)
     )
-    return replace(shape, layers=layers, assumptions=_said_of_indexer(_OF_BLOCKS))
+    return replace(shape, layers=layers, assumptions=_said_of_indexer("sparse_attention_config"))
 
 
-def _with_latent_experts(shape: ModelShape, latent: int) -> ModelShape:
+def _with_latent_experts(shape: ModelShape, config: ConfigReader) -> ModelShape:
     """Return a model whose chosen experts read and write vectors of another width.
 
     Two matrices of a layer lead there and back. Shared experts have the model's own width.
@@ -388,7 +377,7 @@ def _with_latent_experts(shape: ModelShape, latent: int) -> ModelShape:
             return replace(matrix, rows=latent)
         return replace(matrix, columns=latent)
 
-    hidden = shape.hidden_size
+    latent, hidden = config.integer("moe_latent_size"), shape.hidden_size
     there = Matrix("mlp.fc1_latent_proj", "experts", latent, hidden)
     back = Matrix("mlp.fc2_latent_proj", "experts", hidden, latent)
 
@@ -399,6 +388,16 @@ def _with_latent_experts(shape: ModelShape, latent: int) -> ModelShape:
 
     layers = tuple(replace(layer, matrices=with_both(layer.matrices)) for layer in shape.layers)
     return replace(shape, layers=layers, mtp=with_both(shape.mtp))
+
+
+# What plans alone count, by a key that the family's row names as one that is not read.
+_COUNTED_APART = {
+    "index_topk": _with_indexer,  # attention reads this number of tokens
+    "sparse_attention_config": _with_index_branch,  # attention reads chosen blocks
+    _OF_UNLIKE: _with_unlike_layers,
+    "swa_num_key_value_heads": _with_heads_of_windows,  # layers with windows have other heads
+    "moe_latent_size": _with_latent_experts,  # experts compute in that width
+}
 
 
 def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelShape:
