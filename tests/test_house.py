@@ -23,7 +23,7 @@ BOUNDS = {
     "arrows between rooms": 64,
     "files": 610,
     "files with one importer": 140,
-    "lines in the package": 117_629,
+    "lines in the package": 117_624,
     "parameters of the largest constructor": 8,
     "mentions of trust in the server": 48,
     "participles as names": 2,  # a kernel's text is hashed: its parameter keeps its name

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ridgeline.foresight.step_time.features import of_items
@@ -56,13 +57,11 @@ class HostMachine(NamedTuple):
         ram_bytes: all of its RAM; None for as much as the model takes.
         ram_bytes_per_s: None where nothing says it.
         disk_bytes_per_s: that weights are read with.
-        name: of its processor, if one was named.
     """
 
     ram_bytes: int | None
     ram_bytes_per_s: float | None
     disk_bytes_per_s: float = _DISK_BYTES_PER_S
-    name: str = ""
 
 
 class OnDevice(NamedTuple):
@@ -123,31 +122,25 @@ class Offload:
         return f"llama-server -m MODEL.gguf {self.flags}"
 
     @property
-    def speed(self) -> str:
-        """The speed of answers, for people."""
-        return _range(self.tokens_per_s, self.factor)
-
-    @property
     def answer(self) -> str:
         """The sentence that answers where the machine was described."""
-        return (
-            f"runs on {self._where()}: {self.speed} for one request, and reads prompts at "
-            f"{_range(self.prompt_tokens_per_s, PROMPT_FACTOR)}"
-        )
+        prompts = _range(self.prompt_tokens_per_s, PROMPT_FACTOR)
+        return f"runs on {self._place_and_speed()} for one request, and reads prompts at {prompts}"
 
     @property
     def offer(self) -> str:
         """What is said behind the sentence that it does not fit."""
-        return f"llama.cpp runs it on {self._where()}: {self.speed}"
+        return f"llama.cpp runs it on {self._place_and_speed()}"
 
-    def _where(self) -> str:
+    def _place_and_speed(self) -> str:
         counts = Counter(card.name for card in self.cards)
         cards = " and ".join(
             f"{n} {name}" if n > 1 else f"one {name}" for name, n in counts.items()
         )
         sizes = {one.device: one.total_bytes for one in self.uses}
         disk = f" and {gib(sizes['disk'])} read from disk" if "disk" in sizes else ""
-        return f"{cards} with {gib(sizes['ram'])} of RAM{disk}"
+        speed = _range(self.tokens_per_s, self.factor)
+        return f"{cards} with {gib(sizes['ram'])} of RAM{disk}: {speed}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return its part of the plan's document."""
@@ -221,7 +214,7 @@ def host_of(flags: PlanFlags, processor: Device | None) -> HostMachine:
         ram = ram or processor.usable_bytes + others
         bandwidth = bandwidth or processor.read_bytes_per_s or None
     disk = _DISK_BYTES_PER_S if flags.disk_bandwidth is None else flags.disk_bandwidth * 1e9
-    return HostMachine(ram, bandwidth, disk, "" if processor is None else processor.id)
+    return HostMachine(ram, bandwidth, disk)
 
 
 def can_offload(device: Device) -> bool:
@@ -255,31 +248,9 @@ def offload(
     if on_disk:
         share = on_disk / _weights(layout.in_ram)
         read_s = share * sum(part.read_bytes for part in layout.in_ram) / host.disk_bytes_per_s
-        uses.append(
-            OnDevice("disk", None, (Line("weights, read again", on_disk, COMPUTED),), read_s)
-        )
-        notes.append(
-            f"{gib(on_disk)} of the weights find no room in RAM and are read from the file at "
-            f"{host.disk_bytes_per_s / 1e9:g} GB/s (--disk-bandwidth): with "
-            f"{_needed(layout) / _GIB:,.0f} GB of RAM none would be"
-        )
-    notes.append(f"MODEL.gguf is the model's file in {first.storage.name}")
-    notes.append(
-        f"speeds are of one request, behind {first.memory.context // 2:,} tokens: a processor "
-        f"reaches {DENSE_REACH:.0%} of its RAM's bandwidth, of experts {EXPERTS_REACH:.0%}; of 35 "
-        f"published figures nine in ten are within {FACTOR_90:g} times, of 10 of prompts within "
-        f"{PROMPT_FACTOR:g}"
-    )
-    dense = not any(part.is_experts for part in parts) and layout.num_gpu_layers < num_layers
-    if dense and first.memory.context >= LONG_CONTEXT:
-        notes.append(
-            "the cache of layers in RAM is there too, where attention over long contexts is slow: "
-            "llama.cpp from August 2026 on keeps it on the card with -ngl 99 --n-cpu-ffn N, N as "
-            "small as fits; how fast that is was not checked"
-        )
-    if len(cards) > 1:
-        order = ", ".join(f"CUDA{i} is {card.id}" for i, card in enumerate(cards))
-        notes.append(f"{order}: -ts counts their layers in this order")
+        again = Line("weights, read again", on_disk, COMPUTED)
+        uses.append(OnDevice("disk", None, (again,), read_s))
+    notes += _notes(layout, host, on_disk, first, cards)
     return Offload(
         cards=tuple(cards),
         uses=tuple(uses),
@@ -291,6 +262,37 @@ def offload(
         is_asked=is_asked,
         notes=tuple(notes),
     )
+
+
+def _notes(
+    layout: LayerSpread, host: HostMachine, on_disk: int, first: Placement, cards: Sequence[Device]
+) -> Iterator[str]:
+    """Yield what is taken for granted of speeds, of the file and of the order of cards."""
+    if on_disk:
+        yield (
+            f"{gib(on_disk)} of the weights find no room in RAM and are read from the file at "
+            f"{host.disk_bytes_per_s / 1e9:g} GB/s (--disk-bandwidth): with "
+            f"{_needed(layout) / _GIB:,.0f} GB of RAM none would be"
+        )
+    yield f"MODEL.gguf is the model's file in {first.storage.name}"
+    yield (
+        f"speeds are of one request, behind {first.memory.context // 2:,} tokens: a processor "
+        f"reaches {DENSE_REACH:.0%} of its RAM's bandwidth, of experts {EXPERTS_REACH:.0%}; of 35 "
+        f"published figures nine in ten are within {FACTOR_90:g} times, of 10 of prompts within "
+        f"{PROMPT_FACTOR:g}"
+    )
+    parts = (*layout.in_ram, *chain.from_iterable(layout.on_cards))
+    has_experts = any(part.is_experts for part in parts)
+    is_split = layout.num_gpu_layers < layout.num_layers
+    if is_split and not has_experts and first.memory.context >= LONG_CONTEXT:
+        yield (
+            "the cache of layers in RAM is there too, where attention over long contexts is slow: "
+            "llama.cpp from August 2026 on keeps it on the card with -ngl 99 --n-cpu-ffn N, N as "
+            "small as fits; how fast that is was not checked"
+        )
+    if len(cards) > 1:
+        order = ", ".join(f"CUDA{i} is {card.id}" for i, card in enumerate(cards))
+        yield f"{order}: -ts counts their layers in this order"
 
 
 def _room(placement: Placement) -> int:
@@ -420,10 +422,8 @@ def _prompt_rate(
         rest = layout.num_layers - sum(layout.split) if i == 0 else 0
         share = (layout.split[i] + rest) / max(num_on_cards, layout.num_layers)
         efficiency = efficiency_of(card, "llamacpp", efficiencies())
-        placement = placed[card.id]
-        times = device_time(
-            spec.shape, placement.storage, memory.kv_value_bytes, card, efficiency
-        )  # fmt: skip
+        storage = placed[card.id].storage
+        times = device_time(spec.shape, storage, memory.kv_value_bytes, card, efficiency)
         middle = [((memory.context - batch) // 2, batch, 1)]
         seconds += share * times.seconds(of_items(middle, times.windows))
     streamed = sum(

@@ -289,16 +289,13 @@ def _over_machine(
             "one with --on, such as --on 4090"
         )
     chosen = find_machine(flags.on or (next(iter(own)) if len(own) == 1 else HERE), own)
-    cards = [one for one in chosen.devices if one.kind == "gpu"]
-    found = _over(spec, flags, chosen.devices, is_asked=True)
+    cards = {one.id: one for one in chosen.devices if one.kind == "gpu"}
+    over = _over(spec, flags, chosen.devices, is_asked=True)
     alone, _ = as_llamacpp_has_it(spec, flags)
-    placements = tuple(
-        place(spec, card, alone, default_ranks="1")
-        for card in {one.id: one for one in cards}.values()
-    )  # fmt: skip
+    placements = tuple(place(spec, one, alone, default_ranks="1") for one in cards.values())
     best = max(placements, key=lambda one: one.device.usable_bytes)
     memory = best.memory
-    assumptions = [*chosen.notes, *found.notes, *_assumptions(spec, alone, best)]
+    assumptions = [*chosen.notes, *over.notes, *_assumptions(spec, alone, best)]
     return Plan(
         spec=spec,
         placements=placements,
@@ -308,7 +305,7 @@ def _over_machine(
         else None,
         assumptions=tuple(dict.fromkeys(assumptions)),
         warnings=tuple(dict.fromkeys(_warnings(spec, best))),
-        offload=found,
+        offload=over,
     )
 
 

@@ -132,7 +132,6 @@ def spread(parts: Sequence[ModelPart], num_layers: int, rooms: Sequence[int]) ->
         num_layers: with the head as one.
         rooms: bytes for weights and cache on each card, in the order in which they are filled.
     """
-    placed = None
     expert_layers = [part.layer for part in parts if part.is_experts]
     for num_gpu_layers, num_cpu_moe in _choices(num_layers, expert_layers):
         placed = lay(parts, num_layers, rooms, num_gpu_layers, num_cpu_moe)
